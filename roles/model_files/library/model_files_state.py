@@ -13,8 +13,8 @@ DOCUMENTATION = r"""
 module: model_files_state
 short_description: Say which models are not as they should be
 description:
-  - Compares each file with its SHA-256. A file that still has the size and time of when it was verified is not read
-    again. Changes no model.
+  - Compares each file with its SHA-256. A file that still has the size and time of when it was verified is
+    not read again. Changes no model.
 options:
   root:
     description: Folder that holds the models.

@@ -12,7 +12,7 @@ from ansible.module_utils.model_files_rules import Stamp, Verified, to_hash, wro
 
 
 def record_path(root: Path, name: str) -> Path:
-    """Where it is remembered what was verified of the model `name`; beside the models, not in their folders."""
+    """Where it is remembered what was verified of the model `name`; not in the model's own folder."""
     return root / ".verified" / f"{name}.json"
 
 
@@ -42,7 +42,9 @@ def save_record(path: Path, folder: Path, hashes: Mapping[str, str]) -> None:
     write_json(path, {name: asdict(entry) for name, entry in verified.items()})
 
 
-def inspect(root: Path, name: str, files: Mapping[str, str], *, rehash: bool) -> tuple[dict[str, str], dict[str, str]]:
+def inspect(
+    root: Path, name: str, files: Mapping[str, str], *, rehash: bool
+) -> tuple[dict[str, str], dict[str, str]]:
     """What is wrong with the files of a model, and the SHA-256 of those that had to be read."""
     folder = root / name
     stamps, record = stamps_of(folder, files), load_record(record_path(root, name))

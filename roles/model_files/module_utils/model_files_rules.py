@@ -14,7 +14,7 @@ class PackageError(ValueError):
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells without reading that a file is the one that was verified: its size in bytes and its time in ns."""
+    """What tells without reading that a file is the verified one: its size in bytes and its time in ns."""
 
     size: int
     modified_ns: int
@@ -39,7 +39,9 @@ def check_package(package: Mapping[str, Any]) -> None:
     for path, sha256 in package["files"].items():
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts:
-            raise PackageError(f"{where} lists the file '{path}'; write a path relative to the model's folder.")
+            raise PackageError(
+                f"{where} lists the file '{path}'; write a path relative to the model's folder."
+            )
         if len(str(sha256)) != 64:
             raise PackageError(f"{where} lists '{path}' with '{sha256}', which is not a sha256 of 64 digits.")
 
@@ -64,7 +66,7 @@ def wrong_files(
     record: Mapping[str, Verified],
     hashes: Mapping[str, str],
 ) -> dict[str, str]:
-    """Why a file has to be made anew, by path. `hashes` holds what was read just now, `record` what was read before."""
+    """Why a file has to be made anew, by path. `hashes` was read just now, `record` before."""
     wrong: dict[str, str] = {}
     for path, sha256 in sorted(files.items()):
         if path not in stamps:
