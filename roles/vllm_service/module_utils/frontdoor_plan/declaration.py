@@ -175,6 +175,15 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
         cpu_kv_cache_gib=parsing.optional(
             raw, "vllm_service_cpu_kv_cache_gib", values.whole_number(1, 4096, "GiB"), 1
         ),
+        docker_host=parsing.optional(
+            raw, "vllm_service_docker_host", values.word, "unix:///var/run/docker.sock"
+        ),
+        healthy_timeout_seconds=parsing.optional(
+            raw,
+            "vllm_service_healthy_timeout_seconds",
+            values.whole_number(1, 86_400, "seconds"),
+            900,
+        ),
     )
     return Declaration(desired, tuple(parsing.refusals))
 

@@ -101,6 +101,8 @@ class Desired:
     memory_limit: Decimal = Decimal("0.88")
     weights_required: tuple[str, ...] = ("verified", "values_only")
     cpu_kv_cache_gib: int = 1
+    docker_host: str = "unix:///var/run/docker.sock"
+    healthy_timeout_seconds: int = 900
 
 
 @dataclass(frozen=True)

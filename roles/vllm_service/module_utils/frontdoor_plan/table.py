@@ -22,7 +22,8 @@ def plan_table(plan: Plan) -> str:
         [
             f"Instance {plan.instance.name}: clients on port {plan.instance.public_port}, "
             f"administration on 127.0.0.1:{plan.instance.admin_port}, engines in {plan.instance.network}",
-            f"Engine image {plan.engine_image.reference} ({_short(plan.engine_image.id)}), device kind {plan.kind}",
+            f"Engine image {plan.engine_image.reference} ({_short(plan.engine_image.id)}), "
+            f"device kind {plan.kind}",
             *_columns([headings, *rows]),
             f"Start order: {order}",
             "GPU to GPU: the staged path, through host memory, for every service",

@@ -30,7 +30,8 @@ def _image_kind(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
     if image is not None and device_kind(desired, discovered) is None:
         yield Refusal(
             where="vllm_service_image",
-            what=f"The engine image {desired.image} is labelled {LABEL_DEVICE_KIND}={image.labels[LABEL_DEVICE_KIND]}.",
+            what=f"The engine image {desired.image} has the label {LABEL_DEVICE_KIND}="
+            f"{image.labels[LABEL_DEVICE_KIND]}.",
             why="Engines run on cuda or cpu devices.",
             remedy=f"Use an image whose label {LABEL_DEVICE_KIND} is cuda or cpu, or that has none (cuda).",
         )
