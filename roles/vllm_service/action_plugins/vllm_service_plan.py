@@ -29,7 +29,7 @@ from frontdoor_plan import deployment  # noqa: E402
 from frontdoor_plan.rules.host import needed_ports  # noqa: E402
 
 _STAGES = ("declaration", "plan", "router", "engines")
-_UNTOUCHED = "Nothing was changed, and what runs goes on running."
+_UNTOUCHED = "This step changed nothing, and what runs goes on running."
 
 
 class _StopError(Exception):
@@ -166,11 +166,7 @@ def _refuse(refusals: list[planner.Refusal]) -> None:
 
 
 def _refused(refusals: list[planner.Refusal]) -> _StopError:
-    ordered = sorted(set(refusals))
-    listed = [
-        {"what": each.what, "where": each.where, "why": each.why, "remedy": each.remedy} for each in ordered
-    ]
-    return _StopError(planner.refusal_message(ordered, _UNTOUCHED), {"refusals": listed})
+    return _StopError(planner.refusal_message(sorted(set(refusals)), _UNTOUCHED))
 
 
 def _not_evaluated(name: str, error: AnsibleError) -> planner.Refusal:

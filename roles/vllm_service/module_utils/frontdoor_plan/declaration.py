@@ -78,14 +78,13 @@ _SERVICE_READERS: Mapping[str, values.Reader[Any]] = {
     "quantization": values.word,
     "trust_remote_code": values.boolean,
     "extra_args": values.list_of(values.line),
-    "environment": values.environment,
     "idle_sleep_minutes": _MINUTES,
     "idle_offload_minutes": _MINUTES,
     "pin": values.boolean,
     "allow_level_2": _allow_level_2,
     "debug_port": values.boolean,
 }
-SERVICE_KEYS = tuple(_SERVICE_READERS)
+SERVICE_KEYS = (*_SERVICE_READERS, "environment")
 _REQUIRED_SERVICE_KEYS = ("slot", "model", "devices")
 
 _DEVICE_READERS: Mapping[str, values.Reader[Any]] = {
@@ -143,7 +142,7 @@ class _Parsing:
         """The variable `name`, or the default where it is absent or wrong."""
         if raw.get(name) is None:
             return default
-        found = self.take(name, raw[name], read, secret=name.endswith("environment"))
+        found = self.take(name, raw[name], read)
         return default if found is None else found
 
 
@@ -162,7 +161,7 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
         router=_router(parsing, raw),
         services=_services(parsing, raw.get("vllm_service_services"), models_root),
         device_names=_device_names(parsing, raw.get("vllm_service_devices")),
-        environment=parsing.optional(raw, "vllm_service_environment", values.environment, {}),
+        environment=_environment(parsing, "vllm_service_environment", raw.get("vllm_service_environment")),
         memory_limit=parsing.optional(
             raw, "vllm_service_memory_limit", values.decimal_number("0", "1", "a fraction"), Decimal("0.88")
         ),
@@ -284,10 +283,24 @@ def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> S
         return None
     _refuse_unknown_keys(parsing, where, wish, SERVICE_KEYS)
     found = _read_keys(parsing, where, wish, _SERVICE_READERS)
+    environment = _environment(parsing, f"{where}.environment", wish.get("environment"))
     _refuse_missing_keys(parsing, where, wish)
     if name is None or not all(key in found for key in _REQUIRED_SERVICE_KEYS):
         return None
-    return Service(**{**found, "name": name, "path": _model_path(found, models_root)})
+    derived = {"name": name, "path": _model_path(found, models_root), "environment": environment}
+    return Service(**{**found, **derived})
+
+
+def _environment(parsing: _Parsing, where: str, raw: Any) -> dict[str, str]:
+    """Environment variables: names to texts. Values stay out of messages."""
+    wish = None if raw is None else parsing.take(where, raw, values.mapping, secret=True)
+    found: dict[str, str] = {}
+    for raw_name, raw_value in (wish or {}).items():
+        name = parsing.take(where, raw_name, values.environment_name)
+        value = parsing.take(f"{where}.{raw_name}", raw_value, values.environment_value, secret=True)
+        if name is not None and value is not None:
+            found[name] = value
+    return found
 
 
 def _model_path(found: Mapping[str, Any], models_root: str) -> str:
@@ -303,7 +316,7 @@ def _read_keys(
     for key, read in readers.items():
         if wish.get(key) is None:  # an empty line in YAML means the default
             continue
-        value = parsing.take(f"{where}.{key}", wish[key], read, secret=key == "environment")
+        value = parsing.take(f"{where}.{key}", wish[key], read)
         if value is not None:
             found[key] = value
     return found

@@ -21,8 +21,6 @@ from .render import (
 _ROOT_USER = "0"
 _LOG_LINES = 30
 _TOKEN_BYTES = 32
-_PUBLIC_MODE = "0644"
-_ENVIRONMENT_MODE = "0640"  # environments may hold secrets; Compose reads them as root
 
 
 def engines(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
@@ -74,6 +72,7 @@ def _common(plan: Plan, project: ComposeProject, desired: Desired) -> dict[str, 
     return {
         "root": plan.instance.root,
         "state": plan.instance.state,
+        "instance": plan.instance.name,
         "docker_host": desired.docker_host,
         "project": project.name,
         "compose_file": project.file,
@@ -84,16 +83,19 @@ def _common(plan: Plan, project: ComposeProject, desired: Desired) -> dict[str, 
 
 
 def _files(rendering: Rendering, paths: Iterable[str]) -> list[dict[str, Any]]:
-    return [
-        {
-            "path": path,
-            "content": rendering.files[path].decode("utf-8"),
-            "mode": _ENVIRONMENT_MODE if path.endswith(".env") else _PUBLIC_MODE,
-            "owner": _ROOT_USER,
-            "group": _ROOT_USER,
-        }
-        for path in paths
-    ]
+    return [_file(path, rendering.files[path].decode("utf-8")) for path in paths]
+
+
+def _file(path: str, content: str) -> dict[str, Any]:
+    """A file. Environments may hold secrets: only root reads them (Compose is root), and nobody logs them."""
+    private = path.endswith(".env")
+    return {
+        "path": path,
+        "secret_content" if private else "content": content,
+        "mode": "0640" if private else "0644",
+        "owner": _ROOT_USER,
+        "group": _ROOT_USER,
+    }
 
 
 def _folder(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 Scalar = str | int | bool
 Data = Scalar | Sequence["Data"] | Mapping[str, "Data"]
 
-_PLAIN = re.compile(r"[A-Za-z/.][A-Za-z0-9_/.@+-]*")
+_PLAIN = re.compile(r"(?:--?)?[A-Za-z/.][A-Za-z0-9_/.@+:,=-]*(?<!:)")
 _WORDS_WITH_A_MEANING = frozenset(
     {"true", "false", "yes", "no", "on", "off", "null", "y", "n", ".inf", ".nan"}
 )

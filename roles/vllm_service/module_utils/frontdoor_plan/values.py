@@ -173,16 +173,15 @@ def list_of(read_item: Reader[T], *, single: bool = False) -> Reader[tuple[T, ..
     return read
 
 
-def environment(value: Any) -> dict[str, str]:
-    """Environment variables: names to texts. Values are never repeated in a message: they may be secret."""
+def mapping(value: Any) -> Mapping[Any, Any]:
+    """A mapping, whatever is in it."""
     if not isinstance(value, Mapping):
-        raise WrongValueError(
-            f"It is {kind_of(value)}; needed is a mapping.", "Write NAME: value lines below it."
-        )
-    return {_environment_name(name): _environment_value(name, item) for name, item in value.items()}
+        raise WrongValueError(f"It is {kind_of(value)}; needed is a mapping.", "Write NAME: value lines.")
+    return value
 
 
-def _environment_name(name: Any) -> str:
+def environment_name(name: Any) -> str:
+    """The name of an environment variable."""
     if not isinstance(name, str) or not _ENVIRONMENT_NAME.fullmatch(name):
         raise WrongValueError(
             f"{shown(name)} is no name of an environment variable.",
@@ -191,18 +190,19 @@ def _environment_name(name: Any) -> str:
     return name
 
 
-def _environment_value(name: str, value: Any) -> str:
+def environment_value(value: Any) -> str:
+    """The value of an environment variable. It is never repeated in a message: it may be secret."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise WrongValueError(
-            f"The value of {name} is {kind_of(value)}; an environment variable is a text, "
+            f"It is {kind_of(value)}; an environment variable is a text, "
             "and programs differ in what they take for true.",
-            f'Write the text that the program expects, in quotes: {name}: "1".',
+            'Write the text that the program expects, in quotes: "1".',
         )
     text = value if isinstance(value, str) else shown(value)
     if text and not text.isprintable():
         raise WrongValueError(
-            f"The value of {name} holds a line break or another control character.",
-            f"Write the value of {name} on one line.",
+            "It holds a line break or another control character.",
+            "Write it on one line.",
         )
     return text
 
