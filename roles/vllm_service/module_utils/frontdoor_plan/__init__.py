@@ -1,0 +1,36 @@
+"""The plan: what was declared and what was found on the box become files, or refusals.
+
+Pure and standard library only. `declaration.parse` reads what people wrote, `discovery` what the box says,
+`planning.plan` decides, `render.render` writes down, `table` tells people.
+"""
+
+from .declaration import PARSED_PREFIXES, PREFIXES, Declaration, parse
+from .discovery import UnreadableFactsError, discovered_from_box, weight_evidence_from_box
+from .instance import Instance
+from .model import Desired, Discovered, Plan, Refusal, WeightEvidence
+from .planning import check_declaration, plan
+from .render import ComposeProject, Rendering, render
+from .table import plan_table, refusal_message
+
+__all__ = [
+    "PARSED_PREFIXES",
+    "PREFIXES",
+    "ComposeProject",
+    "Declaration",
+    "Desired",
+    "Discovered",
+    "Instance",
+    "Plan",
+    "Refusal",
+    "Rendering",
+    "UnreadableFactsError",
+    "WeightEvidence",
+    "check_declaration",
+    "discovered_from_box",
+    "parse",
+    "plan",
+    "plan_table",
+    "refusal_message",
+    "render",
+    "weight_evidence_from_box",
+]
