@@ -55,6 +55,12 @@ def variables(group: str) -> dict[str, Any]:
     }
 
 
+def with_service(raw: dict[str, Any], name: str, **settings: Any) -> dict[str, Any]:
+    """The variables with some settings of one service changed, or a new service."""
+    services = dict(raw["vllm_service_services"])
+    return raw | {"vllm_service_services": services | {name: services.get(name, {}) | settings}}
+
+
 def declared(raw: dict[str, Any]) -> planner.Declaration:
     """The declaration of these variables, with every documented name known."""
     return planner.parse(raw, known_variables())

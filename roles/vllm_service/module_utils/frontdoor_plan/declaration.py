@@ -270,8 +270,13 @@ def _services(parsing: _Parsing, raw: Any, models_root: str) -> tuple[Service, .
     return tuple(services)
 
 
+def _below(where: str, raw_name: Any) -> str:
+    """The place of an entry, as a person finds it."""
+    return f"{where}.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
+
+
 def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> Service | None:
-    where = f"vllm_service_services.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
+    where = _below("vllm_service_services", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
@@ -297,7 +302,7 @@ def _environment(parsing: _Parsing, where: str, raw: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for raw_name, raw_value in (wish or {}).items():
         name = parsing.take(where, raw_name, values.environment_name)
-        value = parsing.take(f"{where}.{raw_name}", raw_value, values.environment_value, secret=True)
+        value = parsing.take(_below(where, raw_name), raw_value, values.environment_value, secret=True)
         if name is not None and value is not None:
             found[name] = value
     return found
@@ -325,7 +330,7 @@ def _read_keys(
 def _refuse_unknown_keys(
     parsing: _Parsing, where: str, wish: Mapping[Any, Any], known: Collection[str]
 ) -> None:
-    for key in sorted(map(str, wish)):
+    for key in sorted(key if isinstance(key, str) else shown(key) for key in wish):
         if key not in known:
             parsing.refuse(
                 f"{where}.{key}",
@@ -368,7 +373,7 @@ def _device_names(parsing: _Parsing, raw: Any) -> tuple[DeviceName, ...]:
 
 
 def _device_name(parsing: _Parsing, raw_name: Any, wish: Any) -> DeviceName | None:
-    where = f"vllm_service_devices.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
+    where = _below("vllm_service_devices", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
