@@ -130,11 +130,6 @@ def test_a_wrong_value_of_a_variable_is_refused_by_name(name: str, value: object
     assert _where(RAW | {name: value}) == [name]
 
 
-@pytest.mark.parametrize("name", ["vllm_service_image", "router_image"])
-def test_an_image_has_to_be_named(name: str) -> None:
-    assert _where(RAW | {name: None}) == [name]
-
-
 @pytest.mark.parametrize("key", ["slot", "model", "devices"])
 def test_what_a_service_must_say_is_asked_for(key: str) -> None:
     refusal = _only(with_service(RAW, "ocr", **{key: None}))
@@ -155,6 +150,13 @@ def test_a_device_is_named_by_exactly_one_thing(wish: object) -> None:
     where = _where(RAW | {"vllm_service_devices": {"front": wish}})
     assert where
     assert all(place.startswith("vllm_service_devices.front") for place in where)
+
+
+def test_names_too_large_to_print_are_refused_too() -> None:
+    raw = with_service(RAW, "ocr", environment={10**5000: 1}) | {
+        "vllm_service_devices": {10**5000: {10**5000: 1}}
+    }
+    assert len(declared(raw).refusals) == 4
 
 
 def test_all_mistakes_are_told_at_once() -> None:

@@ -251,7 +251,7 @@ def test_environments_are_for_root_only_and_are_never_shown() -> None:
 
 
 def test_yaml_is_made_for_people() -> None:
-    document = {"a": {"b": ["x", {"c": True, "d": []}, "no"]}, "e": {}, "f": 1, "g": "8000"}
+    document: dict[str, Any] = {"a": {"b": ["x", {"c": True, "d": []}, "no"]}, "e": {}, "f": 1, "g": "8000"}
     assert to_yaml(document, ["Why."]) == (
         '# Why.\n---\na:\n  b:\n    - x\n    - c: true\n      d: []\n    - "no"\ne: {}\nf: 1\ng: "8000"\n'
     )

@@ -388,6 +388,12 @@ def test_images_have_to_be_there() -> None:
     assert {refusal.where for refusal in found} == {"vllm_service_image", "router_image"}
 
 
+@pytest.mark.parametrize("name", ["vllm_service_image", "router_image"])
+@pytest.mark.parametrize("value", [None, ["a"]])
+def test_an_image_has_to_be_named(name: str, value: object) -> None:
+    assert _only(RAW | {name: value}, BOX).where == name
+
+
 def test_the_declaration_can_be_checked_without_docker_and_images() -> None:
     facts = _changed(BOX, docker={"reachable": False}, images={}, paths={}, evidence={})
     assert check_declaration(declared(RAW).desired, discovered_from_box(facts, is_root=True)) == []

@@ -102,8 +102,8 @@ def _over_limit(device: Device, services: list[Service], total: Decimal, limit: 
         where=" and ".join(f"{service.where}.memory_fraction" for service in services),
         what=f"{device.name} is over its memory limit: {parts} = {plain(total)}, the limit is "
         f"{plain(limit)}.",
-        why=f"They may be awake together, and {plain(total)} of {memory:.2f} GiB is {total * memory:.2f} GiB; "
-        f"the rest is needed for what sleeps there and for peaks.",
+        why=f"They may be awake together, and {plain(total)} of {memory:.2f} GiB is "
+        f"{total * memory:.2f} GiB; the rest is needed for what sleeps there and for peaks.",
         remedy=f"Take at least {plain(total - limit)} off ({excess} GiB), or move a service "
         "to another GPU; vllm_service_memory_limit sets the limit.",
     )
