@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,17 +25,24 @@ ENGINE_IMAGES = {
 BOX_OF_GROUP = {"rehearsal": "rehearsal", "gpu_boxes": "three_gpus"}
 
 
+@functools.cache
+def _read(path: Path) -> dict[str, Any]:
+    read = json.loads if path.suffix == ".json" else yaml.safe_load
+    content: dict[str, Any] = read(path.read_text(encoding="utf-8")) or {}
+    return content
+
+
 def box(name: str) -> dict[str, Any]:
     """The recorded facts of a box."""
-    facts: dict[str, Any] = json.loads((BOXES / f"{name}.json").read_text(encoding="utf-8"))
-    return facts
+    return copy.deepcopy(_read(BOXES / f"{name}.json"))
 
 
+@functools.cache
 def known_variables() -> frozenset[str]:
     """The variables that the roles of the plan document."""
     names: set[str] = set()
     for path in ROLES.glob("*/meta/argument_specs.yml"):
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+        for entry in _read(path)["argument_specs"].values():
             names |= set(entry.get("options") or {})
     return frozenset(names)
 
@@ -47,12 +56,18 @@ def variables(group: str) -> dict[str, Any]:
         *sorted((REPOSITORY / "group_vars" / "all").glob("*.yml")),
         *sorted((REPOSITORY / "group_vars" / group).glob("*.yml")),
     ]:
-        found |= yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        found |= copy.deepcopy(_read(path))
     return found | {
         "vllm_service_image": ENGINE_IMAGES[group],
         "vllm_service_docker_host": "unix:///var/run/docker.sock",
         "router_image": ROUTER_IMAGE,
     }
+
+
+def with_service(raw: dict[str, Any], name: str, **settings: Any) -> dict[str, Any]:
+    """The variables with some settings of one service changed, or a new service."""
+    services = dict(raw["vllm_service_services"])
+    return raw | {"vllm_service_services": services | {name: services.get(name, {}) | settings}}
 
 
 def declared(raw: dict[str, Any]) -> planner.Declaration:
@@ -62,15 +77,11 @@ def declared(raw: dict[str, Any]) -> planner.Declaration:
 
 def outcome(raw: dict[str, Any], facts: dict[str, Any]) -> planner.Plan | list[planner.Refusal]:
     """The plan, or all refusals: those of the declaration and those of the rules."""
-    declaration = declared(raw)
-    found = planner.plan(
-        declaration.desired,
+    return planner.plan_declaration(
+        declared(raw),
         planner.discovered_from_box(facts, is_root=True),
         planner.weight_evidence_from_box(facts),
     )
-    if isinstance(found, list):
-        return [*declaration.refusals, *found]
-    return list(declaration.refusals) or found
 
 
 def planned(raw: dict[str, Any], facts: dict[str, Any]) -> planner.Plan:

@@ -80,7 +80,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         discovered = planner.discovered_from_box(
             self._box(declaration.desired, task_vars), is_root=self._is_root()
         )
-        _refuse([*declaration.refusals, *planner.check_declaration(declaration.desired, discovered)])
+        _refuse(planner.merged(declaration, planner.check_declaration(declaration.desired, discovered)))
         names = ", ".join(service.name for service in declaration.desired.services)
         return {"changed": False, "msg": f"The declaration of the services {names} can be planned."}
 
@@ -105,11 +105,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         declaration = self._declaration(task_vars)
         box = self._box(declaration.desired, task_vars)
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
-        outcome = planner.plan(declaration.desired, discovered, planner.weight_evidence_from_box(box))
-        if isinstance(outcome, planner.Plan):
-            _refuse(list(declaration.refusals))
-            return outcome, declaration.desired
-        raise _refused([*declaration.refusals, *outcome])
+        outcome = planner.plan_declaration(declaration, discovered, planner.weight_evidence_from_box(box))
+        if isinstance(outcome, list):
+            raise _refused(outcome)
+        return outcome, declaration.desired
 
     def _declaration(self, task_vars: dict[str, Any]) -> planner.Declaration:
         unreadable: list[planner.Refusal] = []
@@ -166,7 +165,7 @@ def _refuse(refusals: list[planner.Refusal]) -> None:
 
 
 def _refused(refusals: list[planner.Refusal]) -> _StopError:
-    return _StopError(planner.refusal_message(sorted(set(refusals)), _UNTOUCHED))
+    return _StopError(planner.refusal_message(refusals, _UNTOUCHED))
 
 
 def _not_evaluated(name: str, error: AnsibleError) -> planner.Refusal:

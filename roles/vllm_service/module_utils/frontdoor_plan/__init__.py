@@ -8,7 +8,7 @@ from .declaration import PARSED_PREFIXES, PREFIXES, Declaration, parse
 from .discovery import UnreadableFactsError, discovered_from_box, weight_evidence_from_box
 from .instance import Instance
 from .model import Desired, Discovered, Plan, Refusal, WeightEvidence
-from .planning import check_declaration, plan
+from .planning import check_declaration, merged, plan, plan_declaration
 from .render import ComposeProject, Rendering, render
 from .table import plan_table, refusal_message
 
@@ -27,8 +27,10 @@ __all__ = [
     "WeightEvidence",
     "check_declaration",
     "discovered_from_box",
+    "merged",
     "parse",
     "plan",
+    "plan_declaration",
     "plan_table",
     "refusal_message",
     "render",

@@ -97,7 +97,7 @@ _DEVICE_READERS: Mapping[str, values.Reader[Any]] = {
     "cores": values.cores,
 }
 
-_READABLE_ROUTER_KEYS: Mapping[str, values.Reader[Any]] = {
+_ROUTER_READERS: Mapping[str, values.Reader[Any]] = {
     "image": values.word,
     "public_address": values.ip_address,
     "idle_sleep_minutes": _MINUTES,
@@ -157,7 +157,7 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
     models_root = parsing.optional(raw, "vllm_service_models_root", _absolute_path, MODELS_ROOT)
     desired = Desired(
         instance=_instance(parsing, raw),
-        image=_required(parsing, raw, "vllm_service_image"),
+        image=parsing.optional(raw, "vllm_service_image", values.word, ""),
         router=_router(parsing, raw),
         services=_services(parsing, raw.get("vllm_service_services"), models_root),
         device_names=_device_names(parsing, raw.get("vllm_service_devices")),
@@ -219,18 +219,6 @@ def _nearest(name: str, known: Collection[str]) -> str:
     return "Remove it, or rename it if it is your own variable."
 
 
-def _required(parsing: _Parsing, raw: Mapping[str, Any], name: str) -> str:
-    if raw.get(name) is None:
-        parsing.refuse(
-            name,
-            f"{name} is not set.",
-            "Without it there is nothing to start a container from.",
-            f"Remove what unsets {name}; the role's default is fine.",
-        )
-        return ""
-    return parsing.take(name, raw[name], values.word) or ""
-
-
 def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
     name = parsing.optional(
         raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _NAME_RULE), DEFAULT_INSTANCE
@@ -246,10 +234,10 @@ def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
 
 
 def _router(parsing: _Parsing, raw: Mapping[str, Any]) -> RouterSettings:
-    settings: dict[str, Any] = {"image": _required(parsing, raw, "router_image")}
-    for key, read in _READABLE_ROUTER_KEYS.items():
+    settings: dict[str, Any] = {"image": ""}
+    for key, read in _ROUTER_READERS.items():
         name = f"router_{key}"
-        if key != "image" and raw.get(name) is not None:
+        if raw.get(name) is not None:
             found = parsing.take(name, raw[name], read)
             settings |= {} if found is None else {key: found}
     return RouterSettings(**settings)
@@ -270,8 +258,13 @@ def _services(parsing: _Parsing, raw: Any, models_root: str) -> tuple[Service, .
     return tuple(services)
 
 
+def _below(where: str, raw_name: Any) -> str:
+    """The place of an entry, as a person finds it."""
+    return f"{where}.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
+
+
 def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> Service | None:
-    where = f"vllm_service_services.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
+    where = _below("vllm_service_services", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
@@ -297,7 +290,7 @@ def _environment(parsing: _Parsing, where: str, raw: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for raw_name, raw_value in (wish or {}).items():
         name = parsing.take(where, raw_name, values.environment_name)
-        value = parsing.take(f"{where}.{raw_name}", raw_value, values.environment_value, secret=True)
+        value = parsing.take(_below(where, raw_name), raw_value, values.environment_value, secret=True)
         if name is not None and value is not None:
             found[name] = value
     return found
@@ -325,7 +318,7 @@ def _read_keys(
 def _refuse_unknown_keys(
     parsing: _Parsing, where: str, wish: Mapping[Any, Any], known: Collection[str]
 ) -> None:
-    for key in sorted(map(str, wish)):
+    for key in sorted(key if isinstance(key, str) else shown(key) for key in wish):
         if key not in known:
             parsing.refuse(
                 f"{where}.{key}",
@@ -368,7 +361,7 @@ def _device_names(parsing: _Parsing, raw: Any) -> tuple[DeviceName, ...]:
 
 
 def _device_name(parsing: _Parsing, raw_name: Any, wish: Any) -> DeviceName | None:
-    where = f"vllm_service_devices.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
+    where = _below("vllm_service_devices", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(

@@ -1,7 +1,7 @@
 """Writes plain data as YAML made for people to read, always in the same bytes.
 
 Only what Compose files need: mappings, lists, texts, whole numbers and booleans. A text that YAML could take
-for something else is quoted as JSON, which YAML 1.2 reads the same way.
+for something else is quoted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,19 @@ def _scalar(value: Scalar) -> str:
         return str(value)
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS_WITH_A_MEANING and not _looks_numeric(value):
         return value
-    return json.dumps(value)
+    return _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    """A double-quoted text. JSON writes characters beyond U+FFFF as pairs, which YAML does not read."""
+    return "".join(
+        character if character.isprintable() else _escaped(ord(character))
+        for character in json.dumps(text, ensure_ascii=False)
+    )
+
+
+def _escaped(code: int) -> str:
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def _looks_numeric(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .declaration import Declaration
 from .devices import device_kind, devices_of, known_devices
 from .model import Desired, Device, Discovered, Placement, Plan, Refusal, WeightEvidence
 from .rules import devices, flags, host, memory, names, parallelism, weights
@@ -37,6 +38,23 @@ def plan(
         *weights.check(desired, discovered, evidence),
     ]
     return _in_order(refusals) if refusals else _planned(desired, discovered)
+
+
+def plan_declaration(
+    declaration: Declaration, discovered: Discovered, evidence: Mapping[str, WeightEvidence]
+) -> Plan | list[Refusal]:
+    """The plan of what people wrote, or all refusals: those of reading it and those of the rules."""
+    found = plan(declaration.desired, discovered, evidence)
+    refusals = merged(declaration, found if isinstance(found, list) else [])
+    return refusals if refusals or isinstance(found, list) else found
+
+
+def merged(declaration: Declaration, refusals: Iterable[Refusal]) -> list[Refusal]:
+    """All refusals. Of a place that could not be read, rules have nothing to add."""
+    unread = {refusal.where for refusal in declaration.refusals}
+    return _in_order(
+        [*declaration.refusals, *(refusal for refusal in refusals if refusal.where not in unread)]
+    )
 
 
 def _in_order(refusals: Iterable[Refusal]) -> list[Refusal]:

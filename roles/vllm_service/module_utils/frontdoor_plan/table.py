@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 from .model import Device, Placement, Plan, Refusal
-from .rules.memory import gib
+from .rules.memory import gib, plain
 
 
 def plan_table(plan: Plan) -> str:
@@ -54,7 +54,7 @@ def _device_rows(plan: Plan, device: Device) -> list[tuple[str, ...]]:
         (device.name, f"{memory:.1f} GiB", "nobody", "", "", "", "", "")
     ]
     last = rows[-1]
-    return [*rows[:-1], (*last[:6], f"{total} = {total * memory:.1f} GiB", str(plan.memory_limit))]
+    return [*rows[:-1], (*last[:6], f"{plain(total)} = {total * memory:.1f} GiB", plain(plan.memory_limit))]
 
 
 def _cpu_row(plan: Plan, device: Device, cores: str, placement: Placement) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def _gpu_row(device: Device, memory: Decimal, placement: Placement) -> tuple[str
     fraction = placement.service.memory_fraction or Decimal(0)
     service = placement.service
     share = f"{fraction * memory:.1f} GiB"
-    return (device.name, f"{memory:.1f} GiB", service.name, service.task, str(fraction), share, "", "")
+    return (device.name, f"{memory:.1f} GiB", service.name, service.task, plain(fraction), share, "", "")
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

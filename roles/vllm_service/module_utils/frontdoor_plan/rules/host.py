@@ -10,7 +10,12 @@ from ..model import Desired, Discovered, PortUser, Refusal
 
 def check_before_anything(desired: Desired, discovered: Discovered) -> list[Refusal]:
     """What can be told before anything is changed, and without Docker."""
-    return [*_permission(discovered), *_networks(desired, discovered), *_ports(desired, discovered)]
+    return [
+        *_permission(discovered),
+        *_named_images(desired),
+        *_networks(desired, discovered),
+        *_ports(desired, discovered),
+    ]
 
 
 def check_installed(desired: Desired, discovered: Discovered) -> list[Refusal]:
@@ -39,6 +44,17 @@ def _permission(discovered: Discovered) -> Iterator[Refusal]:
             why="It writes below /opt and /var/lib and drives Docker.",
             remedy="Set become: true for the play, or run with --become (--ask-become-pass where sudo asks).",
         )
+
+
+def _named_images(desired: Desired) -> Iterator[Refusal]:
+    for where, reference in (("vllm_service_image", desired.image), ("router_image", desired.router.image)):
+        if not reference:
+            yield Refusal(
+                where=where,
+                what=f"{where} is not set.",
+                why="Without it there is nothing to start a container from.",
+                remedy=f"Remove what unsets {where}; the role's default is fine.",
+            )
 
 
 def _image(discovered: Discovered, reference: str, where: str, what: str) -> Iterator[Refusal]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 
 from ..devices import device_kind, devices_of, known_devices
 from ..model import Desired, Device, Discovered, Refusal, Service
@@ -19,6 +19,11 @@ _GIB = Decimal(2**30)
 def gib(count: int) -> Decimal:
     """Bytes as GiB."""
     return Decimal(count) / _GIB
+
+
+def plain(number: Decimal) -> str:
+    """A decimal without an exponent."""
+    return format(number, "f")
 
 
 def check(desired: Desired, discovered: Discovered) -> list[Refusal]:
@@ -72,6 +77,10 @@ def _cache_within_fraction(
         )
 
 
+def _fraction(service: Service) -> Decimal:
+    return Decimal(0) if service.memory_fraction is None else service.memory_fraction
+
+
 def _sums(desired: Desired, placed: list[tuple[Service, tuple[Device, ...]]]) -> Iterator[Refusal]:
     users: dict[str, list[Service]] = defaultdict(list)
     devices: dict[str, Device] = {}
@@ -80,19 +89,21 @@ def _sums(desired: Desired, placed: list[tuple[Service, tuple[Device, ...]]]) ->
             users[device.key].append(service)
             devices.setdefault(device.key, device)
     for key, services in sorted(users.items()):
-        total = sum((service.memory_fraction or Decimal(0) for service in services), Decimal(0))
+        total = sum((_fraction(service) for service in services), Decimal(0))
         if total > desired.memory_limit:
             yield _over_limit(devices[key], services, total, desired.memory_limit)
 
 
 def _over_limit(device: Device, services: list[Service], total: Decimal, limit: Decimal) -> Refusal:
-    parts = " + ".join(f"{service.memory_fraction or 0} ({service.name})" for service in services)
+    parts = " + ".join(f"{plain(_fraction(service))} ({service.name})" for service in services)
     memory = gib(device.memory_bytes or 0)
+    excess = ((total - limit) * memory).quantize(Decimal("0.01"), rounding=ROUND_UP)
     return Refusal(
         where=" and ".join(f"{service.where}.memory_fraction" for service in services),
-        what=f"{device.name} is over its memory limit: {parts} = {total}, the limit is {limit}.",
-        why=f"They may be awake together, and {total} of {memory:.2f} GiB is {total * memory:.2f} GiB; "
-        f"the rest is needed for what sleeps there and for peaks.",
-        remedy=f"Take at least {total - limit} off ({(total - limit) * memory:.2f} GiB), or move a service "
+        what=f"{device.name} is over its memory limit: {parts} = {plain(total)}, the limit is "
+        f"{plain(limit)}.",
+        why=f"They may be awake together, and {plain(total)} of {memory:.2f} GiB is "
+        f"{total * memory:.2f} GiB; the rest is needed for what sleeps there and for peaks.",
+        remedy=f"Take at least {plain(total - limit)} off ({excess} GiB), or move a service "
         "to another GPU; vllm_service_memory_limit sets the limit.",
     )
