@@ -223,7 +223,7 @@ def test_no_compose_plugin(fresh_box: Box, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
-        script = '#!/bin/sh\n[ "$1" = compose ] && { echo "unknown command" >&2; exit 1; }\nexec /usr/bin/docker "$@"\n'
+        script = '#!/bin/sh\n[ "$1" != compose ] && exec /usr/bin/docker "$@"\nexit 1\n'
         (here / "docker").unlink()
         (here / "docker").write_text(script)
         (here / "docker").chmod(0o755)
@@ -270,8 +270,8 @@ def test_two_runs_at_once(fresh_box: Box) -> None:
     refused = fresh_box.run()
     holder = json.loads(lock.read_text())
     assert refused["failed"] and refused["msg"] == (
-        f"{fresh_box.root}: another run deploys this instance: process {holder['pid']} of user {holder['user']} "
-        f"since {holder['since']}; wait for it to end, then run again"
+        f"{fresh_box.root}: another run deploys this instance: process {holder['pid']} "
+        f"of user {holder['user']} since {holder['since']}; wait for it to end, then run again"
     )
     assert holder["pid"] == first.pid
     output, _ = first.communicate(timeout=60)
