@@ -842,7 +842,7 @@ class Run:
         ids = {name: container.id for name, container in found.items() if container is not None}
         anew = (pure.CreateContainer, pure.StartContainer)
         fresh = {change.service for change in changes if isinstance(change, anew)}
-        before = {name: 0 if name in fresh else c.restarts for name, c in found.items() if c is not None}
+        before = {name: None if name in fresh else container for name, container in found.items()}
         waiting = {name for name in ids if name not in self.problems}
         begin = time.monotonic()
         deadline = begin + self.parameters["healthy_timeout_seconds"]
@@ -859,7 +859,11 @@ class Run:
         return ids
 
     def _judge(
-        self, up_seconds: dict[str, float], ids: dict[str, str], before: dict[str, int], started: float
+        self,
+        up_seconds: dict[str, float],
+        ids: dict[str, str],
+        before: dict[str, pure.Container | None],
+        started: float,
     ) -> set[str]:
         """Look once at all that is waited for; returns the services that are up or have failed."""
         documents = self.docker.inspect("container", [ids[name] for name in up_seconds])
@@ -871,10 +875,7 @@ class Run:
                 self._problem(name, "was removed by someone while it was waited for")
                 settled.add(name)
                 continue
-            sample = pure.Sample(
-                container.state, container.health, container.exit_code, container.restarts, up_seconds[name]
-            )
-            words = pure.verdict(sample, before[name])
+            words = pure.verdict(pure.sample_of(container, before[name], up_seconds[name]))
             if words is not None:
                 settled.add(name)
             if words not in (None, "ready"):

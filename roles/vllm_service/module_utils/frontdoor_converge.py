@@ -1,9 +1,8 @@
 """What must change on the box so that it equals a rendering. Pure: no I/O, no clock, no globals.
 
 `desired_services` and `desired_networks` read the rendering, `container_from_inspect` and its neighbours what
-Docker says. `plan_changes` compares the two and returns changes, each with its sentence, in the order in which
-they are carried out; `refusals` returns what a person has to settle first; `verdict` judges a container that
-starts.
+Docker says. `plan_changes` compares the two and returns changes, each with its sentence, in the order of
+execution; `refusals` returns what a person has to settle first; `verdict` judges a container that starts.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ COMPOSE_LABEL_PREFIX = "com.docker.compose."
 SETTLED_SECONDS = 2.0
 # One restart may be bad luck (two engines measured one GPU's memory at once); the second is a pattern.
 RESTARTS_UNTIL_FAILED = 2
+# "unhealthy" may be a memory of before a repair (a paused container fails its probes); newer probes count.
+PROBES_UNTIL_UNHEALTHY = 2
 
 EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
 
@@ -143,6 +144,7 @@ class Container:
     networks: Mapping[str, str] = field(default_factory=dict)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     health: str | None = None
+    failed_probes: int = 0
     restarts: int = 0
 
 
@@ -407,6 +409,7 @@ def container_from_inspect(document: Mapping[str, Any]) -> Container:
         networks={name: (endpoint or {}).get("NetworkID") or "" for name, endpoint in networks.items()},
         fingerprint=fingerprint(document),
         health=(state.get("Health") or {}).get("Status"),
+        failed_probes=int((state.get("Health") or {}).get("FailingStreak") or 0),
         restarts=int(document.get("RestartCount") or 0),
     )
 
@@ -445,11 +448,10 @@ def fingerprint(document: Mapping[str, Any]) -> dict[str, str]:
     host = {key: value for key, value in document["HostConfig"].items() if key != "ContainerIDFile"}
     host["Binds"] = sorted(host.get("Binds") or [])
     networks = document["NetworkSettings"].get("Networks") or {}
-    made_up = {short_id, document["Name"].lstrip("/")}
     settings: dict[str, Any] = {f"Config.{key}": value for key, value in config.items()}
     settings |= {f"HostConfig.{key}": value for key, value in host.items()}
     settings |= {
-        _network_setting(name): _place(endpoint or {}, made_up) for name, endpoint in networks.items()
+        _network_setting(name): _place(endpoint or {}, short_id) for name, endpoint in networks.items()
     }
     settings["Mounts"] = sorted((_mount(mount) for mount in document.get("Mounts") or []), key=_canonical)
     return {key: digest(value) for key, value in sorted(settings.items()) if value not in EMPTY}
@@ -459,8 +461,8 @@ def _network_setting(network: str) -> str:
     return f"Networks.{network}"
 
 
-def _place(endpoint: Mapping[str, Any], made_up: set[str]) -> dict[str, Any]:
-    aliases = sorted(set(endpoint.get("Aliases") or []) - made_up)
+def _place(endpoint: Mapping[str, Any], short_id: str) -> dict[str, Any]:
+    aliases = sorted(set(endpoint.get("Aliases") or []) - {short_id})
     wanted = {"IPAMConfig": endpoint.get("IPAMConfig"), "Aliases": aliases, "Links": endpoint.get("Links")}
     # The entry stays even when all is empty: being in the network is itself a setting.
     return {"Connected": True, **{key: value for key, value in wanted.items() if value not in EMPTY}}
@@ -983,28 +985,37 @@ def _network_refusals(desired: Desired, observed: Observed) -> list[str]:
 
 @dataclass(frozen=True)
 class Sample:
-    """A look at a container that should come up. `up_seconds` since its start was asked for."""
+    """A look at a container that should come up; restarts and failed probes since the run began to wait."""
 
     state: str
     health: str | None
     exit_code: int
     restarts: int
+    failed_probes: int
     up_seconds: float
 
 
-def verdict(sample: Sample, restarts_before: int) -> str | None:
+def sample_of(container: Container, before: Container | None, up_seconds: float) -> Sample:
+    """A look at a container, counted from an earlier look at it; from nothing when it was started anew."""
+    restarts = container.restarts - (before.restarts if before else 0)
+    failed = container.failed_probes - (before.failed_probes if before else 0)
+    if failed < 0:
+        failed = container.failed_probes  # it was healthy in between
+    return Sample(container.state, container.health, container.exit_code, restarts, failed, up_seconds)
+
+
+def verdict(sample: Sample) -> str | None:
     """ "ready", None while it is to be waited for, else what is wrong, to be put behind its name."""
-    restarts = sample.restarts - restarts_before
     if sample.state in ("exited", "dead"):
         return f"ended with exit code {sample.exit_code}"
     if sample.state == "paused":
         return "is paused"
-    if restarts >= RESTARTS_UNTIL_FAILED:
-        return f"ended and was restarted {restarts} times"
+    if sample.restarts >= RESTARTS_UNTIL_FAILED:
+        return f"ended and was restarted {sample.restarts} times"
     if sample.state != "running":
         return None
     if sample.health == "unhealthy":
-        return "is unhealthy"
+        return "is unhealthy" if sample.failed_probes >= PROBES_UNTIL_UNHEALTHY else None
     if sample.health in (None, "none"):
         return "ready" if sample.up_seconds >= SETTLED_SECONDS else None
     return "ready" if sample.health == "healthy" else None
