@@ -89,6 +89,7 @@ class Workshop:
             "ANSIBLE_HOME": str(self.folder / "home"),
             "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml",
             "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_PIPELINING": "1",
             "RECORDED_BOX": str(recorded),
             "ASKED_FOR": str(record),
         }
