@@ -108,7 +108,7 @@ def build(docker: Docker, asked: dict[str, Any]) -> None:
         if asked["wheels"]:
             mounts += ["--volume", f"{asked['wheels_folder']}:/mnt/wheels:ro"]
         command = ["run", "--name", container, "--network", "none", "--user", "0", *mounts]
-        command += ["--entrypoint", "python3", asked["parent"], "/mnt/prepare_layer.py"]
+        command += ["--entrypoint", "", asked["parent"], "python3", "/mnt/prepare_layer.py"]
         try:
             filled = docker.run(*command, seconds=BUILD_SECONDS)
             if filled.returncode != 0:

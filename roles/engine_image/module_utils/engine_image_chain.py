@@ -60,8 +60,8 @@ def chain(
 
 def _configuration(layer: Mapping[str, Any]) -> dict[str, Any]:
     """What of a layer's description shapes the image; where its input lies on the controller does not."""
-    shaping = ("labels", "environment", "user", "workdir", "entrypoint", "cmd", "python")
-    return {name: layer.get(name) for name in shaping} | {"copied_to": [each["dest"] for each in layer.get("files") or []]}
+    destinations = [each["dest"] for each in layer.get("files") or []]
+    return {"commit": commit_changes(layer, ""), "python": layer.get("python"), "files_to": destinations}
 
 
 def to_build(steps: Sequence[Step], present: Collection[str]) -> list[Step]:
@@ -77,7 +77,8 @@ def to_build(steps: Sequence[Step], present: Collection[str]) -> list[Step]:
 def commit_changes(layer: Mapping[str, Any], key: str) -> list[str]:
     """Instructions for ``docker commit --change``.
 
-    Entry point, command and user are always set: a commit takes over those of the container that filled the layer.
+    Command and user are always set: a commit takes over those of the container that filled the layer. It has no
+    entry point, and an empty one could not be set here.
     """
     labels = {**(layer.get("labels") or {}), CONTENT_LABEL: key}
     changes = [f"LABEL {name}={_quoted(value)}" for name, value in sorted(labels.items())]
@@ -85,7 +86,8 @@ def commit_changes(layer: Mapping[str, Any], key: str) -> list[str]:
     changes.append(f"USER {layer.get('user') or '0'}")
     if layer.get("workdir"):
         changes.append(f"WORKDIR {layer['workdir']}")
-    changes.append(f"ENTRYPOINT {json.dumps(list(layer.get('entrypoint') or []))}")
+    if layer.get("entrypoint"):
+        changes.append(f"ENTRYPOINT {json.dumps(list(layer['entrypoint']))}")
     changes.append(f"CMD {json.dumps(list(layer.get('cmd') or ['python3']))}")
     return changes
 
