@@ -84,7 +84,9 @@ class StandIn:
         if path in faults.hang or ("*" in faults.hang and path not in GREEN):
             await asyncio.sleep(86400)
         if path in faults.fail:
-            return web.json_response(_error("ordered to fail", "InternalServerError"), status=faults.fail[path])
+            return web.json_response(
+                _error("ordered to fail", "InternalServerError"), status=faults.fail[path]
+            )
         return await handler(request)
 
     async def _set_faults(self, request: web.Request) -> web.Response:
@@ -144,14 +146,19 @@ class StandIn:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response(
-            {"object": "list", "data": [{"id": self.model, "object": "model", "created": 0, "owned_by": "vllm"}]}
+            {
+                "object": "list",
+                "data": [{"id": self.model, "object": "model", "created": 0, "owned_by": "vllm"}],
+            }
         )
 
     # ---- sleep
 
     async def _sleep(self, request: web.Request) -> web.Response:
         level, mode = int(request.query.get("level", "1")), request.query.get("mode", "abort")
-        if self.brain.dialect != "0.27.1" and (level not in (0, 1, 2) or mode not in ("abort", "wait", "keep")):
+        if self.brain.dialect != "0.27.1" and (
+            level not in (0, 1, 2) or mode not in ("abort", "wait", "keep")
+        ):
             return web.json_response(_error("bad level or mode", "BadRequestError"), status=400)
         await self.brain.sleep(level, mode)
         return self._sleep_answer({"status": "sleeping", "level": level})
@@ -226,14 +233,23 @@ class StandIn:
             await asyncio.sleep(self.brain.faults.chunk_seconds * len(tokens))
             message = {"role": "assistant", "content": "".join(tokens)}
             choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-            document = {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(len(tokens))}
+            document = {
+                **head,
+                "object": "chat.completion",
+                "choices": [choice],
+                "usage": _usage(len(tokens)),
+            }
             return web.json_response(document)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         async with self._working():
             tokens = self._tokens(body)
-            head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+            head = {
+                "id": f"cmpl-{uuid.uuid4().hex}",
+                "object": "text_completion",
+                "created": int(time.time()),
+            }
             head["model"] = self.model
             if body.get("stream"):
                 texts = [{"index": 0, "text": token, "finish_reason": None} for token in tokens]
@@ -271,7 +287,9 @@ class StandIn:
                 {"object": "embedding", "index": index, "embedding": self._vector(str(text))}
                 for index, text in enumerate(texts)
             ]
-            return web.json_response({"object": "list", "model": self.model, "data": data, "usage": _usage(0)})
+            return web.json_response(
+                {"object": "list", "model": self.model, "data": data, "usage": _usage(0)}
+            )
 
     def _vector(self, text: str) -> list[float]:
         salt = "" if self.brain.weights_good else "garbage"
@@ -319,7 +337,9 @@ def _error(message: str, kind: str) -> dict[str, Any]:
 
 
 def _bad_request(message: str) -> web.HTTPBadRequest:
-    return web.HTTPBadRequest(text=json.dumps(_error(message, "BadRequestError")), content_type="application/json")
+    return web.HTTPBadRequest(
+        text=json.dumps(_error(message, "BadRequestError")), content_type="application/json"
+    )
 
 
 def _cut(request: web.Request) -> None:

@@ -327,8 +327,14 @@ def step(state: ServiceState, policy: Policy, event: Event, now: float) -> Outco
     """Apply one event at time `now` (monotonic seconds), then decide what to do next."""
     handler = _HANDLERS[type(event)]
     state, effects = handler(state, policy, event, now)
-    state, more = _settle(state, policy, now)
+    state, more = _settle(_without_reached_order(state), policy, now)
     return state, effects + more
+
+
+def _without_reached_order(state: ServiceState) -> ServiceState:
+    if state.ordered is None or _repairing(state) or not at_least_as_deep(state.depth, state.ordered):
+        return state
+    return replace(state, ordered=None)
 
 
 def _settle(state: ServiceState, policy: Policy, now: float) -> Outcome:
@@ -420,9 +426,8 @@ def _hold_ended(state: ServiceState, policy: Policy, event: Event, now: float) -
 
 def _ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     assert isinstance(event, Ordered)
-    if at_least_as_deep(state.depth, event.depth) and not _repairing(state):
-        return replace(state, ordered=None, last_activity=now), ()
-    return replace(state, ordered=event.depth), ()
+    wakes = event.depth is Depth.AWAKE
+    return replace(state, ordered=event.depth, last_activity=now if wakes else state.last_activity), ()
 
 
 def at_least_as_deep(depth: Depth, wanted: Depth) -> bool:
@@ -484,7 +489,6 @@ def _transition_succeeded(state: ServiceState, policy: Policy, event: Event, now
         failures=0,
         retry_at=0.0,
         last_activity=now if state.ordered is Depth.AWAKE else state.last_activity,
-        ordered=None if state.ordered is reached else state.ordered,
     )
     released, effects = _release(state)
     return released, (EndTurn(), *effects)
