@@ -82,7 +82,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         _refuse(planner.merged(declaration, planner.check_declaration(declaration.desired, discovered)))
         names = ", ".join(service.name for service in declaration.desired.services)
-        return {"changed": False, "msg": f"The declaration of the services {names} can be planned."}
+        return {
+            "changed": False,
+            "msg": f"The declaration of the services {names} can be planned.",
+            "model_folders": sorted({service.path for service in declaration.desired.services}),
+        }
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, _ = self._plan(task_vars)
@@ -97,7 +101,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _deploy_engines(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, desired = self._plan(task_vars)
         rendering = planner.render(plan, _launcher())
-        return self._converge(deployment.engines(plan, rendering, desired), task_vars)
+        result = self._converge(deployment.engines(plan, rendering, desired), task_vars)
+        return {
+            **result,
+            "endpoint": planner.endpoint(plan),
+            "services": planner.questions(plan),
+            "usage": planner.usage_lines(plan),
+        }
 
     # ------------------------------------------------------------------------------------------- gathering
 
@@ -105,7 +115,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         declaration = self._declaration(task_vars)
         box = self._box(declaration.desired, task_vars)
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
-        outcome = planner.plan_declaration(declaration, discovered, planner.weight_evidence_from_box(box))
+        evidence = planner.weight_evidence_from_box(box)
+        if self._task.check_mode:
+            discovered, evidence = planner.predict(declaration.desired, discovered, evidence)
+        outcome = planner.plan_declaration(declaration, discovered, evidence)
         if isinstance(outcome, list):
             raise _refused(outcome)
         return outcome, declaration.desired

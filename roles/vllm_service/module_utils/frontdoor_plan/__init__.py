@@ -9,8 +9,10 @@ from .discovery import UnreadableFactsError, discovered_from_box, weight_evidenc
 from .instance import Instance
 from .model import Desired, Discovered, Plan, Refusal, WeightEvidence
 from .planning import check_declaration, merged, plan, plan_declaration
+from .prediction import predict
 from .render import ComposeProject, Rendering, render
 from .table import plan_table, refusal_message
+from .usage import endpoint, questions, usage_lines
 
 __all__ = [
     "PARSED_PREFIXES",
@@ -27,12 +29,16 @@ __all__ = [
     "WeightEvidence",
     "check_declaration",
     "discovered_from_box",
+    "endpoint",
     "merged",
     "parse",
     "plan",
     "plan_declaration",
     "plan_table",
+    "predict",
+    "questions",
     "refusal_message",
     "render",
+    "usage_lines",
     "weight_evidence_from_box",
 ]

@@ -37,7 +37,7 @@ PREFIXES = (
 )
 """Variables that begin so belong to our roles: an unknown one is a mistake, not somebody else's."""
 
-PARSED_PREFIXES = ("vllm_service_", "router_", "frontdoor_")
+PARSED_PREFIXES = ("vllm_service_", "router_", "frontdoor_", "model_files_packages")
 """Of these the plan needs the values; of the others only the names."""
 
 _NAME_RULE = "1 to 31 lower-case letters, digits and hyphens, beginning with no hyphen"
@@ -174,6 +174,7 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
         cpu_kv_cache_gib=parsing.optional(
             raw, "vllm_service_cpu_kv_cache_gib", values.whole_number(1, 4096, "GiB"), 1
         ),
+        fetched_models=_fetched_models(raw, models_root),
         docker_host=parsing.optional(
             raw, "vllm_service_docker_host", values.word, "unix:///var/run/docker.sock"
         ),
@@ -185,6 +186,14 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
         ),
     )
     return Declaration(desired, tuple(parsing.refusals))
+
+
+def _fetched_models(raw: Mapping[str, Any], models_root: str) -> frozenset[str]:
+    """Folders of the models that model_files fetches. That role says itself what is wrong with its packages."""
+    packages = raw.get("model_files_packages")
+    entries = packages if isinstance(packages, list) else []
+    names = (entry.get("name") for entry in entries if isinstance(entry, Mapping))
+    return frozenset(posixpath.join(models_root, name) for name in names if isinstance(name, str))
 
 
 def _absolute_path(value: Any) -> str:

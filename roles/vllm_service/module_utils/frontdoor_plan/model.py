@@ -90,7 +90,11 @@ class RouterSettings:
 
 @dataclass(frozen=True)
 class Desired:
-    """All that people declared about one box."""
+    """All that people declared about one box.
+
+    `fetched_models` are the model folders that the role model_files puts there; all others are there already,
+    or nowhere.
+    """
 
     instance: Instance
     image: str
@@ -101,6 +105,7 @@ class Desired:
     memory_limit: Decimal = Decimal("0.88")
     weights_required: tuple[str, ...] = ("verified", "values_only")
     cpu_kv_cache_gib: int = 1
+    fetched_models: frozenset[str] = frozenset()
     docker_host: str = "unix:///var/run/docker.sock"
     healthy_timeout_seconds: int = 900
 

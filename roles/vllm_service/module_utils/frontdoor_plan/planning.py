@@ -21,6 +21,7 @@ def check_declaration(desired: Desired, discovered: Discovered) -> list[Refusal]
             *parallelism.check(desired),
             *memory.check(desired, discovered),
             *flags.check(desired),
+            *weights.check_folders(desired, discovered),
         ]
     )
 

@@ -9,6 +9,16 @@ from ..model import Desired, Discovered, Refusal, Service, WeightEvidence
 _COMMAND = "ansible-playbook -i INVENTORY playbooks/site.yml"
 
 
+def check_folders(desired: Desired, discovered: Discovered) -> list[Refusal]:
+    """Folders that aren't there and that nobody is going to fetch: told before anything is changed."""
+    absent = (
+        _folder(service, discovered)
+        for service in desired.services
+        if service.path in discovered.paths and service.path not in desired.fetched_models
+    )
+    return [refusal for refusal in absent if refusal is not None]
+
+
 def check(desired: Desired, discovered: Discovered, evidence: Mapping[str, WeightEvidence]) -> list[Refusal]:
     """Every refusal that model folders and the evidence about them give."""
     return [
