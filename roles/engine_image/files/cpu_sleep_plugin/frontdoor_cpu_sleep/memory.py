@@ -66,6 +66,7 @@ def poison(regions: Iterable[Region]) -> None:
 def drop(regions: Iterable[Region]) -> None:
     """Give the whole pages inside the regions back to the kernel; read again, they are zero.
 
+    That holds for private memory, which is what PyTorch allocates; shared memory would keep its content.
     Raises OSError when the kernel refuses (for example because the memory is locked).
     """
     for region in regions:

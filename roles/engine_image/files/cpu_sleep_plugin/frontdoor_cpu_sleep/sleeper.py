@@ -2,9 +2,9 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from frontdoor_cpu_sleep import memory
 from frontdoor_cpu_sleep.memory import Region
@@ -21,6 +21,19 @@ class ModelMemory:
     parameters: tuple[Region, ...]
     buffers: tuple[Region, ...]
     kv_cache: tuple[Region, ...]
+
+
+class Model(Protocol):
+    """What the sleeper asks of a loaded model."""
+
+    def locate(self) -> ModelMemory:
+        """Where the model's memory is now; asked at each sleep anew, because loading may move it."""
+
+    def release_copies(self) -> None:
+        """Free whatever was computed from the parameters for speed; the model works without."""
+
+    def rebuild_copies(self) -> None:
+        """Compute again what `release_copies` has freed."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +58,14 @@ class Sleeper:
     """Puts a model's memory to sleep and wakes it, as vLLM does on a GPU.
 
     Level 1 keeps the weights (in a temporary file), level 2 keeps the buffers only, and a wake then leaves
-    NaN for `reload_weights` to replace. The KV cache is lost at both levels.
+    NaN for `reload_weights` to replace (which also rebuilds the copies). The KV cache is lost at both levels.
 
     The file has no name, so that nothing is left behind however the process ends. It lies in the folder that
     `tempfile` chooses (TMPDIR).
     """
 
-    def __init__(self, locate: Callable[[], ModelMemory]) -> None:
-        """`locate` is asked at each sleep anew: loading may have put tensors elsewhere."""
-        self._locate = locate
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._weights: _SleepingWeights | None = None
         self._kv_cache_sleeps = False
 
@@ -73,11 +85,12 @@ class Sleeper:
             raise ValueError(f"the CPU worker sleeps at level 1 or 2, not at level {level!r}")
         clock = _Stopwatch()
         tags = tuple(tag for tag in TAGS if tag not in self.asleep)
-        place = self._locate()
+        place = self._model.locate()
         saved_bytes = 0
         if WEIGHTS in tags:
             self._weights = _save_weights(place, level)
             saved_bytes = memory.total_bytes(self._weights.saved)
+            self._model.release_copies()
             memory.drop(self._weights.saved + self._weights.lost)
         if KV_CACHE in tags:
             memory.drop(place.kv_cache)
@@ -99,6 +112,9 @@ class Sleeper:
         if WEIGHTS in waking and self._weights is not None:
             restored_bytes = memory.total_bytes(self._weights.saved)
             _wake_weights(self._weights)
+            if not self._weights.lost:
+                self._model.rebuild_copies()
+            self._weights.file.close()
             self._weights = None
         if KV_CACHE in waking:
             self._kv_cache_sleeps = False
@@ -121,7 +137,6 @@ def _wake_weights(sleeping: _SleepingWeights) -> None:
     sleeping.file.seek(0)
     # A buffer may share its memory with a parameter; what was saved must win.
     memory.restore(sleeping.saved, sleeping.file)
-    sleeping.file.close()
 
 
 class _Stopwatch:

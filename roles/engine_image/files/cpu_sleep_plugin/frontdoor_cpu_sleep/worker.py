@@ -23,8 +23,8 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what vLLM's worker takes."""
         super().__init__(*args, **kwargs)
-        keep_weights_in_parameters()
-        self._sleeper = Sleeper(self._locate_memory)
+        keep_parameters()
+        self._sleeper = Sleeper(_WorkersModel(self))
 
     def sleep(self, level: int = 1) -> None:
         """Put the model to sleep; again is fine. Raises ValueError (level) or OSError (no room to save)."""
@@ -36,15 +36,44 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
         report = self._sleeper.wake(tags)
         logger.info("Woken: %s", describe(report, "restored"))
 
-    def _locate_memory(self) -> ModelMemory:
-        models = [self.model_runner.get_model()]
-        if (draft := self.get_draft_model()) is not None:
-            models.append(draft)
+
+class _WorkersModel:
+    """A worker's model (and its draft model, if it has one), as the sleeper wants to see it."""
+
+    def __init__(self, worker: CPUWorker) -> None:
+        self._worker = worker
+        self._unpacked: list[Any] = []
+
+    def locate(self) -> ModelMemory:
+        models = self._models()
         return ModelMemory(
             parameters=regions_of(tensor for model in models for tensor in model.parameters()),
             buffers=regions_of(tensor for model in models for tensor in model.buffers()),
-            kv_cache=regions_of(tensors_in(self.model_runner.kv_caches)),
+            kv_cache=regions_of(tensors_in(self._worker.model_runner.kv_caches)),
         )
+
+    def release_copies(self) -> None:
+        self._unpacked = [layer for model in self._models() for layer in model.modules() if is_packed(layer)]
+        for layer in self._unpacked:
+            layer.cpu_linear = torch.nn.functional.linear
+
+    def rebuild_copies(self) -> None:
+        for layer in self._unpacked:
+            layer_utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+        self._unpacked = []
+
+    def _models(self) -> list[Any]:
+        draft = self._worker.get_draft_model()
+        return [self._worker.model_runner.get_model(), *([] if draft is None else [draft])]
+
+
+def is_packed(layer: Any) -> bool:
+    """Whether vLLM computes this linear layer with a packed copy of its weights.
+
+    Weights of other dimensions it packs in place (vLLM 0.27.1 and 0.32.0): there is no copy to free.
+    """
+    compute = getattr(layer, "cpu_linear", torch.nn.functional.linear)
+    return compute is not torch.nn.functional.linear and layer.weight.ndim == 2
 
 
 def describe(report: Report, verb: str) -> str:
@@ -79,22 +108,19 @@ def tensors_in(entries: Iterable[Any]) -> Iterator[Any]:
             yield from tensors_in(entry)
 
 
-def keep_weights_in_parameters() -> None:
-    """Have linear layers compute with their parameters instead of with a packed copy.
+def keep_parameters() -> None:
+    """Have linear layers keep their parameters beside the packed copies they compute with.
 
-    vLLM packs the weights of linear layers into memory of oneDNN, out of reach, and empties the parameter:
-    the greater part of a model could then neither be freed nor lost. It looks this function up in its module
-    at each use (vLLM 0.27.1 and 0.32.0).
+    vLLM packs the weights of linear layers into memory of oneDNN, out of reach, and empties the parameters:
+    the greater part of a model could then neither be saved nor rebuilt. It looks the packing function up in
+    its module at each use (vLLM 0.27.1 and 0.32.0).
     """
     original = layer_utils.dispatch_cpu_unquantized_gemm
-    if getattr(original, "keeps_weights_in_parameters", False):
+    if getattr(original, "keeps_parameters", False):
         return
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
-        if layer.weight.ndim == 2:
-            layer.cpu_linear = torch.nn.functional.linear
-        else:
-            original(layer, remove_weight)
+        original(layer, remove_weight=False)
 
-    dispatch.keeps_weights_in_parameters = True  # type: ignore[attr-defined]
+    dispatch.keeps_parameters = True  # type: ignore[attr-defined]
     layer_utils.dispatch_cpu_unquantized_gemm = dispatch
