@@ -597,9 +597,11 @@ def network_fault(wanted: DesiredNetwork, seen: Network | None, project: str) ->
         faults.append("it is internal" if seen.internal else "it is not internal")
     if not _subnets_fit(wanted.subnets, seen.subnets):
         faults.append(f"subnet is {_subnet_words(seen.subnets)}, not {_subnet_words(wanted.subnets)}")
-    faults += _differing("label", wanted.labels, seen.labels) + _differing(
-        "option", wanted.options, seen.options
-    )
+    labels = {name: value for name, value in wanted.labels.items() if name != LABEL_DEFINITION}
+    faults += _differing("label", labels, seen.labels)
+    faults += _differing("option", wanted.options, seen.options)
+    if not faults and seen.labels.get(LABEL_DEFINITION) != wanted.labels.get(LABEL_DEFINITION):
+        faults.append("definition changed")
     return ", ".join(faults) or None
 
 
@@ -780,7 +782,7 @@ def _reasons_to_recreate(
         reasons.append("image changed")
     known = observed.record.services.get(service.name)
     if not reasons and known is not None and known.definition == service.definition:
-        reasons += _differences_from_record(service, container, known, observed)
+        reasons += _differences_from_record(service, container, known, observed, faults)
     reasons += _network_reasons(service, container, observed, faults)
     if container.state in ("dead", "removing"):
         reasons.append(f"it is {container.state}")
@@ -788,18 +790,23 @@ def _reasons_to_recreate(
 
 
 def _differences_from_record(
-    service: DesiredService, container: Container, known: RecordedContainer, observed: Observed
+    service: DesiredService,
+    container: Container,
+    known: RecordedContainer,
+    observed: Observed,
+    faults: Mapping[str, str],
 ) -> list[str]:
     reasons = []
     if known.environment != service.environment:
         reasons.append("environment file changed")
-    membership = _memberships_that_differ(service, container)
+    # Told as connections or as networks that are made anew, and not once more as settings.
+    told = _memberships_that_differ(service, container) | {_network_setting(name) for name in faults}
     altered = [
         name
         for name in altered_settings(
             known.fingerprint, container.fingerprint, same_engine=known.engine == observed.engine
         )
-        if name not in membership
+        if name not in told
     ]
     if altered:
         reasons.append(f"altered by hand ({', '.join(altered)})")

@@ -194,17 +194,19 @@ class Box:
         lines = docker("ps", "--no-trunc", "--filter", label, "--format", "{{.Names}} {{.ID}}").splitlines()
         return dict(line.split() for line in lines)
 
+    def all_ids(self) -> set[str]:
+        """Ids of all containers that this test may have made, running or not."""
+        return set(docker("ps", "--all", "--quiet", "--no-trunc", "--filter", "name=converge-").split())
+
     def repair(self, *sentences: str, renewed: tuple[str, ...] = ()) -> None:
         """Check mode predicts the sentences; the run does what they say, renews the containers of the named
         services and no other; and a run after it changes nothing."""
         kept = {name: id_ for name, id_ in self.ids().items() if name not in map(self.name, renewed)}
-        before = set(docker("ps", "--all", "--quiet", "--no-trunc").split())
+        before = self.all_ids()
         predicted = self.run(check=True)
         assert predicted["changes"] == list(sentences), predicted
         assert predicted["changed"] is bool(sentences)
-        assert set(docker("ps", "--all", "--quiet", "--no-trunc").split()) == before, (
-            "check mode did something"
-        )
+        assert self.all_ids() == before, "check mode did something"
         done = self.run()
         assert not done.get("failed"), done
         assert (done["changes"], done["changed"]) == (list(sentences), bool(sentences)), done

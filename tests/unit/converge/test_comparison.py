@@ -126,6 +126,8 @@ def test_networks(values: dict[str, Any], fault: str) -> None:
 def test_a_network_label_and_a_wrong_gateway() -> None:
     labels = {**right_box().networks[0].labels, "a": "x"}
     assert sentences(with_network(labels=labels))[0] == "network box-text: label a differs, replaced"
+    defined = replace(DESIRED, networks=(replace(NET, labels={"a": "b", pure.LABEL_DEFINITION: "n2"}),))
+    assert sentences(right_box(), defined)[0] == "network box-text: definition changed, replaced"
     wanted = replace(NET, subnets=(("10.0.0.16/28", "10.0.0.17"),))
     box = with_network(subnets=(("10.0.0.16/28", "10.0.0.30"),))
     (fault, _) = sentences(box, replace(DESIRED, networks=(wanted,)))

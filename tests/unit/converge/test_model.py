@@ -24,7 +24,8 @@ def desireds(draw: st.DrawFn) -> pure.Desired:
         pure.DesiredService(
             name=name,
             container=f"box-{name}",
-            definition=draw(st.sampled_from(["d1", "d2"])),
+            # A definition covers the networks it names.
+            definition=draw(st.sampled_from(["d1", "d2"])) + ("-host" if name in host else ""),
             image=draw(st.sampled_from(sorted(IMAGES))),
             environment=draw(st.sampled_from(["", "e1"])),
             endpoints=None if name in host else (pure.Endpoint(f"net-{name}"),),
