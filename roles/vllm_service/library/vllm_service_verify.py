@@ -63,6 +63,12 @@ answers:
   returned: success
   type: dict
   sample: {text: The capital of France is Paris.}
+said:
+  description: The same as lines for people.
+  returned: success
+  type: list
+  elements: str
+  sample: ["text answers: The capital of France is Paris."]
 """
 
 QUESTION = "What is the capital of France?"
@@ -178,7 +184,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     if module.check_mode:
-        module.exit_json(changed=False, skipped=True, answers={}, msg="Not asked: this run changes nothing.")
+        module.exit_json(changed=False, answers={}, said=[], msg="Not asked: this run changes nothing.")
     answers: dict[str, str] = {}
     problems: list[str] = []
     for service in module.params["services"]:
@@ -193,7 +199,8 @@ def main() -> None:
     if problems:
         problems.append("Look at the logs: docker logs of the service's container and of the router's.")
         module.fail_json(msg="\n".join(problems), answers=answers)
-    module.exit_json(changed=False, answers=answers)
+    said = [f"{name} answers: {answer}" for name, answer in answers.items()]
+    module.exit_json(changed=False, answers=answers, said=said)
 
 
 if __name__ == "__main__":

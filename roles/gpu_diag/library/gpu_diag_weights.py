@@ -1,0 +1,127 @@
+#!/usr/bin/python
+"""Give each model folder a verdict on its weights, where it has none that still holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
+from ansible.module_utils.gpu_diag_weights_run import (  # type: ignore[import-untyped]
+    Need,
+    ProbeError,
+    Setting,
+    image_id,
+    needs,
+    probe,
+)
+
+DOCUMENTATION = r"""
+module: gpu_diag_weights
+short_description: Check the weights of models inside the engine's image
+description:
+  - Runs the probe C(gpu_diag weights) for each model folder that has no evidence, or whose files are not
+    those any more that the evidence speaks of (size, time of change, inode). A second run changes nothing.
+  - A verdict C(failed) does not fail the task - the plan decides what a verdict is good for - but a probe
+    that could not be run does.
+options:
+  models:
+    description: Absolute model folders.
+    type: list
+    elements: path
+    required: true
+  image:
+    description: Reference of the image to run the probe in; it must have python3 and numpy.
+    type: str
+    required: true
+  evidence:
+    description: Absolute folder of the evidence.
+    type: path
+    required: true
+  package:
+    description: Absolute folder that holds the package gpu_diag.
+    type: path
+    required: true
+  docker_host:
+    description: Address of the Docker daemon; empty for the C(docker) command's own default.
+    type: str
+    default: ""
+  rehash:
+    description: Read all files again, also those that did not change.
+    type: bool
+    default: false
+  timeout_seconds:
+    description: How long one model's probe may take, in seconds.
+    type: int
+    default: 7200
+  io_timeout_seconds:
+    description: After how many seconds without a byte from the file system a probe gives up.
+    type: int
+    default: 120
+author: vllm-frontdoor
+"""
+
+EXAMPLES = r"""
+- name: Check the weights
+  gpu_diag_weights:
+    models: [/var/lib/vllm-frontdoor/models/SmolLM2-135M-Instruct]
+    image: vllm-frontdoor/engine-cpu:0.27.1
+    evidence: /var/lib/vllm-frontdoor/default/evidence
+    package: /opt/vllm-frontdoor/default/diag
+"""
+
+RETURN = r"""
+changes:
+  description: A sentence for each folder that was (in check mode, would be) probed.
+  returned: always
+  type: list
+  elements: str
+models:
+  description: By model folder C(verdict), C(class) and the sentences C(evidence); null in check mode.
+  returned: always
+  type: dict
+"""
+
+
+def main() -> None:
+    """Find out what is needed, and do it."""
+    module = AnsibleModule(
+        argument_spec={
+            "models": {"type": "list", "elements": "path", "required": True},
+            "image": {"type": "str", "required": True},
+            "evidence": {"type": "path", "required": True},
+            "package": {"type": "path", "required": True},
+            "docker_host": {"type": "str", "default": ""},
+            "rehash": {"type": "bool", "default": False},
+            "timeout_seconds": {"type": "int", "default": 7200},
+            "io_timeout_seconds": {"type": "int", "default": 120},
+        },
+        supports_check_mode=True,
+    )
+    parameters = dict(module.params)
+    setting = Setting(**{key: value for key, value in parameters.items() if key != "models"})
+    found = needs(parameters["models"], setting)
+    try:
+        results = _results(found, setting, module.check_mode)
+    except ProbeError as error:
+        module.fail_json(msg=str(error))
+    changes = [f"weights of {need.folder}: {need.reasons[0]}, probed" for need in found if need.reasons]
+    module.exit_json(changed=bool(changes), changes=changes, models=results)
+
+
+def _results(found: list[Need], setting: Setting, check_mode: bool) -> dict[str, Any]:
+    image = image_id(setting) if not check_mode and any(need.reasons for need in found) else ""
+    results: dict[str, Any] = {}
+    for need in found:
+        if not need.reasons:
+            results[need.folder] = _summary(need.document)
+        else:
+            results[need.folder] = None if check_mode else _summary(probe(need.folder, setting, image))
+    return results
+
+
+def _summary(document: dict[str, Any] | None) -> dict[str, Any] | None:
+    return document and {key: document.get(key) for key in ("verdict", "class", "evidence")}
+
+
+if __name__ == "__main__":
+    main()
