@@ -41,6 +41,7 @@ PARSED_PREFIXES = ("vllm_service_", "router_", "frontdoor_", "model_files_packag
 """Of these the plan needs the values; of the others only the names."""
 
 _NAME_RULE = "1 to 31 lower-case letters, digits and hyphens, beginning with no hyphen"
+_INSTANCE_RULE = f"{_NAME_RULE}; not docker, locks or models"
 _WEIGHT_VERDICTS = ("verified", "values_only", "structure_only", "unverified")
 _MINUTES_OF_A_YEAR = 525_600
 
@@ -230,7 +231,7 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
     name = parsing.optional(
-        raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _NAME_RULE), DEFAULT_INSTANCE
+        raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _INSTANCE_RULE), DEFAULT_INSTANCE
     )
     derived = Instance.derive(name)
     return Instance(
