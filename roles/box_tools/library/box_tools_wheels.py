@@ -6,15 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.box_tools_cache import Target, WheelError, fetch, find, writable
 from ansible.module_utils.box_tools_lock import LockError, Pin, parse_lock, select
-from ansible.module_utils.box_tools_wheels import Target, WheelError, fetch, find, writable
 
 DOCUMENTATION = r"""
 module: box_tools_wheels
 short_description: Fetch the wheels of a lock into a cache
 description:
-  - Runs on the controller (C(delegate_to: localhost)) with the pip of the Python that runs Ansible, and with the
-    user's own pip settings, proxies and certificates.
+  - Runs on the controller (C(delegate_to: localhost)) with the pip of the Python that runs Ansible, and with
+    the user's own pip settings, proxies and certificates.
   - A wheel that is already in the cache is verified by its SHA-256 and not fetched again.
 options:
   lock:
@@ -75,7 +75,7 @@ folder:
   returned: always
   type: str
 wheels:
-  description: One entry for each wheel, with C(file), C(name), C(version) and C(sha256s), the accepted hashes.
+  description: For each wheel C(file), C(name), C(version) and C(sha256s), the accepted hashes.
   returned: when all are there
   type: list
   elements: dict
@@ -91,7 +91,8 @@ def _pins(lock: list[str], requirements: list[str], only: list[str], without: li
             raise LockError(f"The lock {path} can't be read on the controller: {error.strerror}.") from None
     if requirements:
         pins += parse_lock("\n".join(requirements), "given as requirements")
-    return select(pins, only, without)
+    chosen: list[Pin] = select(pins, only, without)
+    return chosen
 
 
 def main() -> None:
@@ -118,9 +119,14 @@ def main() -> None:
         pins = _pins(asked["lock"], asked["requirements"], asked["only"], asked["without"])
         found, missing = find(pins, folder)
         if missing and module.check_mode:
-            module.exit_json(changed=True, folder=str(folder), wheels=[], msg=f"Would download {len(missing)} wheels.")
+            module.exit_json(
+                changed=True, folder=str(folder), wheels=[], msg=f"Would download {len(missing)} wheels."
+            )
         if missing and not writable(folder):
-            raise WheelError(f"The cache of wheels {folder} can't be written; name another folder (…_cache) or correct its owner.")
+            raise WheelError(
+                f"The cache of wheels {folder} can't be written; name another folder (…_cache) or correct "
+                "its owner."
+            )
         if missing:
             fetch(missing, folder, target, asked["fallback_index"])
             found, still_missing = find(pins, folder)

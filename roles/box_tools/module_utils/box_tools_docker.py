@@ -56,7 +56,8 @@ class Docker:
             )
         except FileNotFoundError:
             raise DockerError(
-                "There is no docker command on the box; install Docker there, or set container_engine_install: true."
+                "There is no docker command on the box; install Docker there, or set "
+                "container_engine_install: true."
             ) from None
         except subprocess.TimeoutExpired:
             raise DockerError(
@@ -64,7 +65,9 @@ class Docker:
                 "see the daemon's log (journalctl -u docker, or container_engine_log_file)."
             ) from None
 
-    def must(self, what: str, *arguments: str, seconds: float = ANSWER_SECONDS, stdin: IO[bytes] | None = None) -> str:
+    def must(
+        self, what: str, *arguments: str, seconds: float = ANSWER_SECONDS, stdin: IO[bytes] | None = None
+    ) -> str:
         """Run ``docker ARGUMENTS`` and give back what it printed.
 
         Raises DockerError, naming `what` could not be done, with Docker's last lines.
@@ -85,7 +88,8 @@ class Docker:
             return None
         return (
             f"{self.where[0].upper()}{self.where[1:]} does not answer: {last_lines(answer.stderr, 1)} "
-            "Start it, or let the role container_engine do so (container_engine_docker_host says where it listens)."
+            "Start it, or let the role container_engine do so (container_engine_docker_host says where it "
+            "listens)."
         )
 
     def image(self, reference: str) -> dict[str, Any] | None:

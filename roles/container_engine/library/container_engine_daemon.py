@@ -24,8 +24,8 @@ DOCUMENTATION = r"""
 module: container_engine_daemon
 short_description: Make sure that a Docker daemon answers, or stop one that was started directly
 description:
-  - A daemon that answers is left alone. One that doesn't is started with the init system; where none runs, or for a
-    daemon with folders of its own, it is started directly, as a detached process with a pid file and a log.
+  - A daemon that answers is left alone. One that doesn't is started with the init system; where none runs, or
+    for a daemon with folders of its own, it is started directly, detached, with a pid file and a log.
   - C(stopped) stops only a daemon that was started directly, found by its own pid file.
 options:
   docker_host:
@@ -84,20 +84,25 @@ way:
 
 
 def _start_as_service(way: str) -> str:
-    """Start the packages' service; the answer is what the init system said when it couldn't, empty otherwise."""
+    """Start the packages' service; answers what the init system said when it couldn't, empty otherwise."""
     commands = {"systemd": ["systemctl", "start", "docker"], "sysv": ["service", "docker", "start"]}
     try:
         answer = subprocess.run(commands[way], capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if answer.returncode == 0 else (answer.stderr.strip() or answer.stdout.strip() or "no reason given")
+    return (
+        ""
+        if answer.returncode == 0
+        else (answer.stderr.strip() or answer.stdout.strip() or "no reason given")
+    )
 
 
 def make_sure(docker: Docker, asked: dict[str, Any]) -> str:
     """Start the daemon; answers the way that worked. Raises DaemonError."""
     said = ""
     seconds = float(asked["timeout_seconds"])
-    for way in ways_to_start(init_system(), own_folders=bool(asked["data_root"])):
+    ways: list[str] = ways_to_start(init_system(), own_folders=bool(asked["data_root"]))
+    for way in ways:
         if way == "directly":
             _start_directly(docker, asked, seconds)
             return way
@@ -105,7 +110,8 @@ def make_sure(docker: Docker, asked: dict[str, Any]) -> str:
         if not said and wait_for(lambda: docker.unreachable() is None, lambda: False, seconds):
             return way
     raise DaemonError(
-        f"{docker.unreachable()} Starting its service did not help: {said or 'the service runs, but does not answer.'} "
+        f"{docker.unreachable()} Starting its service did not help: "
+        f"{said or 'the service runs, but does not answer.'} "
         "See 'journalctl -u docker' on the box."
     )
 
@@ -115,7 +121,8 @@ def _start_directly(docker: Docker, asked: dict[str, Any], seconds: float) -> No
     pid = running_daemon(pid_file)
     if pid is not None:
         raise DaemonError(
-            f"A Docker daemon (process {pid}, {pid_file}) runs but does not answer at {docker.host}; the last lines of its "
+            f"A Docker daemon (process {pid}, {pid_file}) runs but does not answer at {docker.host}; the "
+            "last lines of its "
             f"log {log} are:\n{tail(log)}"
         )
     pid_file.parent.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,10 @@ def look(docker_host: str) -> Found:
         machine=platform.machine(),
         client=_answer("docker", "--version"),
         compose=_answer("docker", "compose", "version", "--short"),
-        daemon_program=shutil.which("dockerd", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin") is not None,
+        daemon_program=shutil.which(
+            "dockerd", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        )
+        is not None,
         daemon=None,
         daemon_error="",
         docker_host=docker_host,
@@ -98,7 +101,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     if not Path("/etc/os-release").exists() and not Path("/usr/lib/os-release").exists():
-        module.fail_json(msg="The box has no /etc/os-release, so its distribution is unknown; Debian or Ubuntu is needed.")
+        module.fail_json(
+            msg="The box has no /etc/os-release, so its distribution is unknown; Debian or Ubuntu is needed."
+        )
     found = look(module.params["docker_host"])
     decision = decide(found, install=module.params["install"], wheel_machines=module.params["wheel_machines"])
     if decision.refusal:

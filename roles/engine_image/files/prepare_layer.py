@@ -20,10 +20,25 @@ MOUNT = Path("/mnt")
 
 def install_wheels() -> None:
     """Install exactly the pinned wheels, verified once more by their hashes."""
-    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--require-hashes", "--no-compile"]
-    command += ["--no-cache-dir", "--quiet", "--disable-pip-version-check", "--find-links", str(MOUNT / "wheels")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--require-hashes",
+        "--no-compile",
+    ]
+    command += [
+        "--no-cache-dir",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--find-links",
+        str(MOUNT / "wheels"),
+    ]
     command += ["--requirement", str(MOUNT / "requirements.txt")]
-    # Debian marks its Python as managed by apt; the image is ours alone. As variables, older pips ignore both.
+    # Debian marks its Python as managed by apt, but the image is ours. Older pips ignore these variables.
     settings = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
     subprocess.run(command, env={**os.environ, **settings}, check=True)
 
@@ -45,8 +60,8 @@ def copy_tree(source: Path, destination: Path) -> None:
 def compile_python(folder: Path) -> None:
     """Write byte code now, so that not every start of a container does it again.
 
-    Its result is not looked at: packages carry files for other Python versions that don't compile here, and those
-    are never imported.
+    Its result is not looked at: packages carry files for other Python versions that don't compile here, and
+    those are never imported.
     """
     compileall.compile_dir(str(folder), quiet=2, workers=0)
 

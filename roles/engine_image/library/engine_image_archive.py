@@ -16,7 +16,7 @@ DOCUMENTATION = r"""
 module: engine_image_archive
 short_description: Make sure of an image from an archive whose checksum is known
 description:
-  - Loads the archive (made by C(docker save)) when the image isn't the one that this very archive brought before.
+  - Loads the archive (made by C(docker save)) unless the image is the one that it brought before.
   - The checksum is compared before anything is loaded.
 options:
   docker_host:
@@ -66,7 +66,8 @@ def checked_archive(path: Path, sha256: str) -> Path:
     found = sha256_of(path)
     if found != sha256:
         raise PinError(
-            f"The archive {path} has the sha256 {found}, but engine_image_archive_sha256 says {sha256}; nothing was "
+            f"The archive {path} has the sha256 {found}, but engine_image_archive_sha256 says {sha256}; "
+            "nothing was "
             "loaded. Copy the archive again, or correct the setting if the new one is wanted."
         )
     return path
@@ -86,7 +87,8 @@ def make_sure(docker: Docker, asked: dict[str, Any], *, check_mode: bool) -> tup
     loaded = image_id(docker.image(reference))
     if loaded is None:
         raise DockerError(
-            f"The archive {archive} doesn't hold the image {reference} (engine_image_reference). Docker said: "
+            f"The archive {archive} doesn't hold the image {reference} (engine_image_reference). Docker "
+            "said: "
             f"{last_lines(said, 3)}"
         )
     return remember(record, reference, Pin(id=loaded, archive=sha256)) or loaded != present, loaded

@@ -66,16 +66,22 @@ def bootstrap(docker: Docker, reference: str, suite: str, mirror: str, packages:
     if shutil.which("mmdebstrap") is None:
         raise DockerError(
             "mmdebstrap, which makes the base image, is not on the box: 'apt-get install mmdebstrap "
-            "debian-archive-keyring', or set engine_image_install_tools: true, or name a base image to pull in "
+            "debian-archive-keyring', or set engine_image_install_tools: true, or name a base image to pull "
+            "in "
             "engine_image_base.image."
         )
     command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(packages)}"]
     # Documentation and translations are a quarter of the image and of no use in it.
     command += ["--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]
-    command += ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-include=/usr/share/doc/*/copyright"]
+    command += [
+        "--dpkgopt=path-exclude=/usr/share/doc/*",
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+    ]
     command += [suite, "-", *([mirror] if mirror else [])]
     with tempfile.TemporaryFile() as log:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL) as system:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL
+        ) as system:
             labels = f"LABEL {CONTENT_LABEL}={reference.rsplit(':', 1)[1]}"
             arguments = ("import", "--change", labels, "--change", 'CMD ["python3"]', "-")
             imported = docker.run(*arguments, seconds=BUILD_SECONDS, stdin=system.stdout)
@@ -85,7 +91,9 @@ def bootstrap(docker: Docker, reference: str, suite: str, mirror: str, packages:
     if system.returncode != 0:
         if image:
             docker.run("image", "rm", image)
-        raise DockerError(f"Bootstrapping Debian {suite} failed; is its archive reachable? mmdebstrap said:\n{said}")
+        raise DockerError(
+            f"Bootstrapping Debian {suite} failed; is its archive reachable? mmdebstrap said:\n{said}"
+        )
     if imported.returncode != 0:
         raise DockerError(f"Importing the base image failed: {last_lines(imported.stderr, 3)}")
     docker.must(f"Naming the image {reference}", "tag", image, reference)
@@ -96,7 +104,8 @@ def pull(docker: Docker, reference: str) -> None:
     answer = docker.run("pull", "--quiet", reference, seconds=BUILD_SECONDS)
     if answer.returncode != 0:
         raise DockerError(
-            f"The base image {reference} (engine_image_base.image) can't be pulled: {last_lines(answer.stderr, 2)} "
+            f"The base image {reference} (engine_image_base.image) can't be pulled: "
+            f"{last_lines(answer.stderr, 2)} "
             "Is its registry reachable from the box? Leave the setting empty to bootstrap a base instead."
         )
 

@@ -17,8 +17,8 @@ DOCUMENTATION = r"""
 module: engine_image_layer
 short_description: Put one layer on top of an image
 description:
-  - Runs a container without network that installs wheels (mounted, so none stays in the layer) and copies files,
-    then commits it. Needs neither a builder nor a registry, and works with Docker 20.10 and newer.
+  - Runs a container without network that installs wheels (mounted, so none stays in the layer) and copies
+    files, then commits it. Needs neither a builder nor a registry, and works with Docker 20.10 and newer.
   - Leaves no container behind. An image of that name that is already there is left alone.
 options:
   docker_host:
@@ -76,7 +76,9 @@ reference:
 def lay_out(folder: Path, script: str, wheels: list[dict[str, Any]], copy: list[dict[str, Any]]) -> None:
     """Write into `folder` what the container finds at /mnt."""
     requirements = (
-        " ".join([f"{wheel['name']}=={wheel['version']}", *(f"--hash=sha256:{each}" for each in wheel["sha256s"])])
+        " ".join(
+            [f"{wheel['name']}=={wheel['version']}", *(f"--hash=sha256:{each}" for each in wheel["sha256s"])]
+        )
         for wheel in wheels
     )
     (folder / "requirements.txt").write_text("\n".join(requirements) + "\n", encoding="utf-8")
@@ -113,10 +115,17 @@ def build(docker: Docker, asked: dict[str, Any]) -> None:
             filled = docker.run(*command, seconds=BUILD_SECONDS)
             if filled.returncode != 0:
                 said = last_lines(filled.stdout + "\n" + filled.stderr)
-                raise DockerError(f"Making the image {reference} on {asked['parent']} failed; its last lines were:\n{said}")
+                raise DockerError(
+                    f"Making the image {reference} on {asked['parent']} failed; its last lines were:\n{said}"
+                )
             changes = [part for each in commit_changes(asked["layer"], key) for part in ("--change", each)]
             docker.must(
-                f"Keeping the image {reference}", "commit", *changes, container, reference, seconds=BUILD_SECONDS
+                f"Keeping the image {reference}",
+                "commit",
+                *changes,
+                container,
+                reference,
+                seconds=BUILD_SECONDS,
             )
         finally:
             docker.remove_container(container)

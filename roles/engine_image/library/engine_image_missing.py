@@ -11,8 +11,8 @@ DOCUMENTATION = r"""
 module: engine_image_missing
 short_description: Say which images of a chain have to be made
 description:
-  - Looks at the highest image first, so that a complete chain costs one look, and lower images that were cleaned
-    away are not made again.
+  - Looks at the highest image first, so that a complete chain costs one look, and lower images that were
+    cleaned away are not made again.
   - In check mode a box without Docker counts as one without images.
 options:
   docker_host:
@@ -20,7 +20,7 @@ options:
     type: str
     default: ""
   steps:
-    description: What C(engine_image_chain) returned.
+    description: What C(engine_image_steps) returned.
     type: list
     elements: dict
     required: true

@@ -21,8 +21,8 @@ DOCUMENTATION = r"""
 module: engine_image_registry
 short_description: Make sure of an image from a registry, pinned by its digest
 description:
-  - Pulls the image when it isn't on the box. The digest that a person gives is enforced; otherwise the first one seen
-    is recorded on the box, said, and enforced from then on.
+  - Pulls the image when it isn't on the box. The digest that a person gives is enforced; otherwise the first
+    one seen is recorded on the box, said, and enforced from then on.
 options:
   docker_host:
     description: Address of the Docker daemon.
@@ -64,8 +64,10 @@ def pull(docker: Docker, reference: str, expected: str) -> None:
     answer = docker.run("pull", "--quiet", exact, seconds=BUILD_SECONDS)
     if answer.returncode != 0:
         raise DockerError(
-            f"The image {exact} can't be pulled: {last_lines(answer.stderr, 2)} Is its registry reachable from the box, "
-            "and does the version exist (engine_image_reference, engine_image_vllm_version, engine_image_digest)? Boxes "
+            f"The image {exact} can't be pulled: {last_lines(answer.stderr, 2)} Is its registry reachable "
+            "from the box, "
+            "and does the version exist (engine_image_reference, engine_image_vllm_version, "
+            "engine_image_digest)? Boxes "
             "without a registry set engine_image_source to archive."
         )
     if expected:
@@ -117,7 +119,9 @@ def main() -> None:
     except (DockerError, PinError, OSError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(
-        changed=changed, digest=digest, msg=f"{module.params['reference']} is pinned to {digest or 'what comes first'}."
+        changed=changed,
+        digest=digest,
+        msg=f"{module.params['reference']} is pinned to {digest or 'what comes first'}.",
     )
 
 

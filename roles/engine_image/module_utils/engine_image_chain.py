@@ -38,12 +38,15 @@ def _key(content: Any) -> str:
 
 
 def chain(
-    base: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], inputs: Sequence[Mapping[str, Any]], script: str
+    base: Mapping[str, Any],
+    layers: Sequence[Mapping[str, Any]],
+    inputs: Sequence[Mapping[str, Any]],
+    script: str,
 ) -> list[Step]:
     """Name every image of a recipe by what goes into it, from the base upwards.
 
-    `inputs` holds for each layer the digests of its lock and of its copied trees; `script` is the content of the
-    program that fills a layer. A base with an ``image`` is pulled and keeps its own name.
+    `inputs` holds for each layer the digests of its lock and of its copied trees; `script` is the content of
+    the program that fills a layer. A base with an ``image`` is pulled and keeps its own name.
     """
     if base.get("image"):
         key = _key({"image": base["image"], "recipe": RECIPE_VERSION})
@@ -53,8 +56,12 @@ def chain(
         steps = [Step(f"{BASE_REPOSITORY}:{key[:_KEY_LENGTH]}", "", None, "bootstrapped")]
     script_digest = hashlib.sha256(script.encode()).hexdigest()
     for position, (layer, digests) in enumerate(zip(layers, inputs, strict=True)):
-        key = _key({"on": key, "configuration": _configuration(layer), "inputs": digests, "script": script_digest})
-        steps.append(Step(f"{layer['repository']}:{key[:_KEY_LENGTH]}", steps[-1].reference, position, "layer"))
+        key = _key(
+            {"on": key, "configuration": _configuration(layer), "inputs": digests, "script": script_digest}
+        )
+        steps.append(
+            Step(f"{layer['repository']}:{key[:_KEY_LENGTH]}", steps[-1].reference, position, "layer")
+        )
     return steps
 
 
@@ -77,12 +84,14 @@ def to_build(steps: Sequence[Step], present: Collection[str]) -> list[Step]:
 def commit_changes(layer: Mapping[str, Any], key: str) -> list[str]:
     """Instructions for ``docker commit --change``.
 
-    Command and user are always set: a commit takes over those of the container that filled the layer. It has no
-    entry point, and an empty one could not be set here.
+    Command and user are always set: a commit takes over those of the container that filled the layer. That
+    one has no entry point, and an empty one could not be set here.
     """
     labels = {**(layer.get("labels") or {}), CONTENT_LABEL: key}
     changes = [f"LABEL {name}={_quoted(value)}" for name, value in sorted(labels.items())]
-    changes += [f"ENV {name}={_quoted(value)}" for name, value in sorted((layer.get("environment") or {}).items())]
+    changes += [
+        f"ENV {name}={_quoted(value)}" for name, value in sorted((layer.get("environment") or {}).items())
+    ]
     changes.append(f"USER {layer.get('user') or '0'}")
     if layer.get("workdir"):
         changes.append(f"WORKDIR {layer['workdir']}")

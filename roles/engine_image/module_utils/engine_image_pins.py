@@ -15,7 +15,7 @@ class PinError(ValueError):
 
 @dataclass(frozen=True)
 class Pin:
-    """What a reference was when it was first seen: `digest` in its registry, or `archive`'s sha256; and the `id`."""
+    """What a reference was when first seen: `digest` in its registry, or `archive`'s sha256; and the `id`."""
 
     id: str
     digest: str = ""
@@ -27,20 +27,23 @@ def read_pins(document: Any, source: str) -> dict[str, Pin]:
     try:
         if document["schema_version"] != SCHEMA_VERSION:
             raise PinError(
-                f"The record of images {source} has schema version {document['schema_version']}, this release reads "
+                f"The record of images {source} has schema version {document['schema_version']}, this "
+                "release reads "
                 f"{SCHEMA_VERSION}: deploy with the release that wrote it, or move the file away to pin anew."
             )
         return {str(reference): Pin(**pin) for reference, pin in document["images"].items()}
     except (KeyError, TypeError, AttributeError):
         raise PinError(
-            f"The record of images {source} can't be understood; restore it, or move it away to pin the images anew."
+            f"The record of images {source} can't be understood; restore it, or move it away to pin the "
+            "images anew."
         ) from None
 
 
 def pins_document(pins: Mapping[str, Pin]) -> dict[str, Any]:
     """The record to write."""
     images = {
-        reference: {"id": pin.id, "digest": pin.digest, "archive": pin.archive} for reference, pin in pins.items()
+        reference: {"id": pin.id, "digest": pin.digest, "archive": pin.archive}
+        for reference, pin in pins.items()
     }
     return {"schema_version": SCHEMA_VERSION, "images": images}
 
@@ -60,8 +63,10 @@ def checked_digest(reference: str, expected: str, digests: Sequence[str], *, giv
     """
     if not digests:
         raise PinError(
-            f"The image {reference} on the box has no digest, so it did not come from a registry and can't be pinned: "
-            "remove it there (docker image rm) to have it pulled, or set engine_image_source to archive or build."
+            f"The image {reference} on the box has no digest, so it did not come from a registry and can't "
+            "be pinned: "
+            "remove it there (docker image rm) to have it pulled, or set engine_image_source to archive or "
+            "build."
         )
     if not expected:
         return digests[0]
@@ -69,7 +74,8 @@ def checked_digest(reference: str, expected: str, digests: Sequence[str], *, giv
         return expected
     where = "engine_image_digest" if given else f"the record {record}, written when it was first pulled"
     raise PinError(
-        f"The image {reference} has the digest {digests[0]}, but {where} says {expected}. Nothing was changed. If the "
+        f"The image {reference} has the digest {digests[0]}, but {where} says {expected}. Nothing was "
+        "changed. If the "
         f"new image is wanted, set engine_image_digest: {digests[0]}; if not, remove the image from the box "
         "(docker image rm) and run again."
     )

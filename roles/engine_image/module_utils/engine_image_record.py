@@ -17,9 +17,11 @@ def load(path: Path) -> dict[str, Pin]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PinError(
-            f"The record of images {path} can't be read ({error}); restore it, or move it away to pin the images anew."
+            f"The record of images {path} can't be read ({error}); restore it, or move it away to pin the "
+            "images anew."
         ) from None
-    return read_pins(document, str(path))
+    pins: dict[str, Pin] = read_pins(document, str(path))
+    return pins
 
 
 def remember(path: Path, reference: str, pin: Pin) -> bool:

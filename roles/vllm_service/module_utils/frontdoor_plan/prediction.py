@@ -55,8 +55,7 @@ def _good_evidence(
     unchecked = (
         service.path
         for service in desired.services
-        if service.path in box.paths
-        and (service.path not in evidence or evidence[service.path].outdated)
+        if service.path in box.paths and (service.path not in evidence or evidence[service.path].outdated)
     )
     verdict = desired.weights_required[0]
     return {path: WeightEvidence(folder=path, verdict=verdict, finished_at="predicted") for path in unchecked}

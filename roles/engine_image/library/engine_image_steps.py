@@ -12,7 +12,7 @@ from ansible.module_utils.box_tools_lock import LockError, digest, parse_lock, s
 from ansible.module_utils.engine_image_chain import chain
 
 DOCUMENTATION = r"""
-module: engine_image_chain
+module: engine_image_steps
 short_description: Name the images of a recipe by what goes into them
 description:
   - Reads locks and source trees on the controller (C(delegate_to: localhost)) and changes nothing.
@@ -35,7 +35,7 @@ author: vllm-frontdoor
 
 EXAMPLES = r"""
 - name: Name the images
-  engine_image_chain:
+  engine_image_steps:
     base: {suite: bookworm, packages: [python3, python3-pip]}
     layers:
       - repository: vllm-frontdoor/router
@@ -60,7 +60,8 @@ def layer_inputs(layer: dict[str, Any]) -> dict[str, Any]:
         path = Path(layer["lock"])
         if not path.is_file():
             raise LockError(
-                f"The lock {path} for the image {layer['repository']} is not on the controller: is there a lock for this "
+                f"The lock {path} for the image {layer['repository']} is not on the controller: is there a "
+                "lock for this "
                 "version (engine_image_vllm_version), and is the checkout complete?"
             )
         pins = parse_lock(path.read_text(encoding="utf-8"), str(path))
@@ -68,7 +69,9 @@ def layer_inputs(layer: dict[str, Any]) -> dict[str, Any]:
     for each in layer.get("files") or []:
         source = Path(each["src"])
         if not source.exists():
-            raise LockError(f"{source}, to be copied into the image {layer['repository']}, is not on the controller.")
+            raise LockError(
+                f"{source}, to be copied into the image {layer['repository']}, is not on the controller."
+            )
         inputs["files"].append(tree_digest(source))
     return inputs
 

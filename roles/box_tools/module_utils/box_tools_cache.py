@@ -1,4 +1,4 @@
-"""A cache of wheels on the controller: what a lock asks for is looked up, and fetched with pip when missing."""
+"""A cache of wheels on the controller: what is asked for is looked up, and fetched with pip when missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WheelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """What the wheels are for: a CPython version ("3.11"), a machine ("x86_64") and its glibc's minor version."""
+    """What the wheels are for: a CPython ("3.11"), a machine ("x86_64") and its glibc's minor version."""
 
     python: str
     machine: str
@@ -38,7 +38,11 @@ class Target:
     def pip_options(self) -> list[str]:
         """Options that make ``pip download`` choose for this target instead of for the controller."""
         platforms = manylinux_platforms(self.machine, self.glibc_minor)
-        return ["--python-version", self.python, *(part for each in platforms for part in ("--platform", each))]
+        return [
+            "--python-version",
+            self.python,
+            *(part for each in platforms for part in ("--platform", each)),
+        ]
 
 
 def find(pins: Sequence[Pin], folder: Path) -> tuple[dict[Pin, Path], list[Pin]]:
@@ -93,19 +97,24 @@ def _download(pins: Sequence[Pin], folder: Path, target: Target, options: Sequen
             command, capture_output=True, text=True, errors="replace", timeout=_DOWNLOAD_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise WheelError(f"Downloading {names} did not end within {_DOWNLOAD_SECONDS:.0f} s; is the network slow?") from None
+        raise WheelError(
+            f"Downloading {names} did not end within {_DOWNLOAD_SECONDS:.0f} s; is the network slow?"
+        ) from None
     if answer.returncode != 0:
         raise WheelError(_why_not(names, answer.stdout + "\n" + answer.stderr))
 
 
 def _why_not(names: str, output: str) -> str:
     if "No module named pip" in output:
-        return f"{sys.executable}, which runs Ansible, has no pip; make its virtual environment with 'python3 -m venv'."
+        remedy = "make its virtual environment with 'python3 -m venv'."
+        return f"{sys.executable}, which runs Ansible, has no pip; {remedy}"
     errors = [line for line in output.splitlines() if line.startswith("ERROR:") or "HASH" in line.upper()]
     said = last_lines("\n".join(line[:400] for line in errors) or output, 6)
     return (
-        f"Downloading {len(names.split(', '))} or more wheels ({names}) failed. Is the package index reachable from the "
-        f"controller (pip's own settings and proxies are used), and is the lock still right? pip said:\n{said}"
+        f"Downloading {len(names.split(', '))} or more wheels ({names}) failed. Is the package index "
+        "reachable from the "
+        "controller (pip's own settings and proxies are used), and is the lock still right? pip "
+        f"said:\n{said}"
     )
 
 
