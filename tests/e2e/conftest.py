@@ -1,4 +1,4 @@
-"""The rehearsal box for the end-to-end tests: deployed once, by the README's own command, and shared by all."""
+"""The rehearsal box of the end-to-end tests: deployed once, by the README's command, shared by all."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ options:
     elements: path
     default: []
   shared_images:
-    description: Repositories whose images, all tags of them, are removed when no other instance is on the machine.
+    description: Repositories whose images, all tags of them, are removed with the last instance.
     type: list
     elements: str
     default: []
@@ -161,9 +161,7 @@ def main() -> None:
         )
     try:
         if reachable:
-            changes += remove_from_docker(
-                docker, module.params["instance"], images, module.check_mode
-            )
+            changes += remove_from_docker(docker, module.params["instance"], images, module.check_mode)
         changes += remove_folders(folders, module.check_mode)
     except (DockerError, OSError) as error:
         module.fail_json(msg=f"The instance '{module.params['instance']}' is not fully removed: {error}")

@@ -190,7 +190,7 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
 
 
 def _fetched_models(raw: Mapping[str, Any], models_root: str) -> frozenset[str]:
-    """Folders of the models that model_files fetches. That role says itself what is wrong with its packages."""
+    """Folders of the models that model_files fetches; what is wrong with its packages, it says itself."""
     packages = raw.get("model_files_packages")
     entries = packages if isinstance(packages, list) else []
     names = (entry.get("name") for entry in entries if isinstance(entry, Mapping))
