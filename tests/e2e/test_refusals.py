@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Box, Deployed, container_ids
+from rehearsal_box import Box, Deployed, container_ids
 
 SERVICE = {"slot": 1, "model": "SmolLM2-135M-Instruct", "task": "generate", "devices": ["left"]}
 

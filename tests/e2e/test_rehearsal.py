@@ -13,7 +13,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from conftest import (
+from openai.types.chat import ChatCompletionMessageParam
+from rehearsal_box import (
     ENDPOINT,
     PORT,
     Deployed,
@@ -26,7 +27,7 @@ from conftest import (
 )
 
 CAPITAL = "The capital of France is Paris."
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 MEMORY_LIMIT_GIB = 8
 
 
@@ -86,7 +87,7 @@ def test_streamed_chat(deployed: Deployed, client: openai.OpenAI) -> None:
 
 
 def cosine(left: list[float], right: list[float]) -> float:
-    return sum(map(operator.mul, left, right)) / math.hypot(*left) / math.hypot(*right)
+    return float(sum(map(operator.mul, left, right)) / math.hypot(*left) / math.hypot(*right))
 
 
 def test_embeddings(deployed: Deployed, client: openai.OpenAI) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conftest import ROOT, Deployed, container_ids, container_name, docker
+from rehearsal_box import ROOT, Deployed, container_ids, container_name, docker
 
 
 def edit_file() -> None:
