@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 from rehearsal_box import REPOSITORY, ROOT, STATE, Box, Deployed, container_names_on_default_daemon
 
 
 @pytest.fixture(scope="session")
-def clean_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+def clean_box(tmp_path_factory: pytest.TempPathFactory) -> Box:
     """A copy of what git tracks (or would), with nothing prepared, and no rehearsal on the machine."""
     folder = tmp_path_factory.mktemp("clone") / "vllm-frontdoor"
     listing = subprocess.run(
@@ -24,9 +23,7 @@ def clean_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
     assert not container_names_on_default_daemon(), "A rehearsal runs already: ./box rehearse --down"
-    box = Box(folder)
-    yield box
-    box.run("rehearse", "--purge")
+    return Box(folder)
 
 
 @pytest.fixture(scope="session")
