@@ -130,7 +130,7 @@ def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: W
                 discovered=box("rehearsal"),
                 ansible_facts={"box": box("rehearsal")},
                 __vllm_service_plan={"placements": []},
-                __vllm_service_shown={"plan_lines": ["all is well"]},
+                __vllm_service_shown={"plan": "all is well"},
             ),
         ),
     ],

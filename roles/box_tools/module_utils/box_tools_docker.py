@@ -17,9 +17,16 @@ class DockerError(RuntimeError):
 
 
 def last_lines(text: str, count: int = _LINES_SHOWN) -> str:
-    """The last `count` lines of `text` that are not empty, with progress bars cut to their last state."""
-    lines = (line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines())
-    return "\n".join([line for line in lines if line][-count:])
+    """The last `count` lines of `text` that are not empty, with progress bars cut to their last state.
+
+    Of a Python traceback only its last line, which says what happened, is for people.
+    """
+    lines = (line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
+    return "\n".join([line for line in lines if line and not _belongs_to_traceback(line)][-count:])
+
+
+def _belongs_to_traceback(line: str) -> bool:
+    return line.startswith(("Traceback (most recent call last)", '  File "', "    "))
 
 
 class Docker:

@@ -40,7 +40,9 @@ def install_wheels() -> None:
     command += ["--requirement", str(MOUNT / "requirements.txt")]
     # Debian marks its Python as managed by apt, but the image is ours. Older pips ignore these variables.
     settings = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-    subprocess.run(command, env={**os.environ, **settings}, check=True)
+    pip = subprocess.run(command, env={**os.environ, **settings}, check=False)
+    if pip.returncode != 0:
+        sys.exit("pip could not install the wheels; it says why above.")
 
 
 def copy_tree(source: Path, destination: Path) -> None:

@@ -90,8 +90,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, _ = self._plan(task_vars)
-        table = planner.plan_table(plan)
-        return {"changed": False, "plan": table, "plan_lines": table.splitlines()}
+        return {"changed": False, "plan": planner.plan_table(plan)}
 
     def _deploy_router(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, desired = self._plan(task_vars)

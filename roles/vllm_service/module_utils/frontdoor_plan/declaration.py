@@ -38,6 +38,7 @@ PREFIXES = (
 """Variables that begin so belong to our roles: an unknown one is a mistake, not somebody else's."""
 
 _NAME_RULE = "1 to 31 lower-case letters, digits and hyphens, beginning with no hyphen"
+_INSTANCE_RULE = f"{_NAME_RULE}; not docker, locks or models"
 _WEIGHT_VERDICTS = ("verified", "values_only", "structure_only", "unverified")
 _MINUTES_OF_A_YEAR = 525_600
 
@@ -208,7 +209,7 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
 
 
 def _fetched_models(raw: Mapping[str, Any], models_root: str) -> frozenset[str]:
-    """Folders of the models that model_files fetches. That role itself says what is wrong with its list."""
+    """Folders of the models that model_files fetches; what is wrong with its packages, it says itself."""
     packages = raw.get("model_files_packages")
     entries = packages if isinstance(packages, list) else []
     names = (entry.get("name") for entry in entries if isinstance(entry, Mapping))
@@ -249,7 +250,7 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
     name = parsing.optional(
-        raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _NAME_RULE), DEFAULT_INSTANCE
+        raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _INSTANCE_RULE), DEFAULT_INSTANCE
     )
     derived = Instance.derive(name)
     return Instance(
