@@ -85,44 +85,66 @@ def unit() -> None:
     run(sys.executable, "-m", "pytest")
 
 
-@contextmanager
-def docker_daemon() -> Iterator[None]:
-    """A Docker daemon for the tests alone; what the tests leave on it goes with it."""
-    run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=started")
-    try:
-        yield
-    finally:
-        run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=absent")
+def gate() -> None:
+    """The plan through ansible-playbook, and every way around it."""
+    run(sys.executable, "-m", "pytest", "tests/gate")
+
+
+def e2e() -> None:
+    """The rehearsal box: real engines, real clients, from a clean copy of this repository."""
+    run(sys.executable, "-m", "pytest", "--exitfirst", "tests/e2e")
 
 
 def docker() -> None:
-    """Modules and roles against a real Docker daemon."""
-    with docker_daemon():
-        run(sys.executable, "-m", "pytest", "tests/docker")
+    """Modules and images against a real Docker daemon."""
+    run("ansible-playbook", "-i", "inventory/rehearsal", "tests/images.yml")
+    run(sys.executable, "-m", "pytest", "--exitfirst", "tests/docker")
+
+
+def removal() -> None:
+    """Purging the rehearsal leaves nothing of it behind."""
+    run(sys.executable, "-m", "pytest", "tests/removal")
 
 
 def molecule() -> None:
     """The roles on machines of their own."""
     prepare_collections()
-    with docker_daemon():
-        run("molecule", "test", "--all", "--report")
+    run("molecule", "test", "--all", "--report")
 
 
-def e2e() -> None:
-    """The rehearsal box: real engines, real clients, from a clean copy of this repository."""
+@contextmanager
+def docker_daemon() -> Iterator[None]:
+    """A Docker daemon for the tests alone; what the tests leave on it and beside it goes with it."""
+    run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=started")
     try:
-        run(sys.executable, "-m", "pytest", "tests/e2e")
+        yield
     finally:
+        run("./box", "rehearse", "--purge")
         run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=absent")
 
 
 STAGES: dict[str, Callable[[], None]] = {
     "lint": lint,
     "unit": unit,
+    "gate": gate,
+    "e2e": e2e,
     "docker": docker,
     "molecule": molecule,
-    "e2e": e2e,
+    "removal": removal,
 }
+NEED_DOCKER = ("e2e", "docker", "molecule", "removal")
+
+
+def run_stages(names: list[str]) -> None:
+    """Run stages one after the other and say how long each took; raises CheckError at the first failure."""
+    for name in names:
+        start = time.monotonic()
+        print(f"=== {name}: {STAGES[name].__doc__}", flush=True)
+        try:
+            STAGES[name]()
+        except CheckError as failure:
+            raise CheckError(f"the stage {name} failed: {failure}") from failure
+        print(f"=== {name} passed in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def main() -> int:
@@ -141,15 +163,14 @@ def main() -> int:
         ANSIBLE_FORCE_COLOR="0",
         PYTHONUNBUFFERED="1",
     )
-    for name in chosen:
-        start = time.monotonic()
-        print(f"=== {name}: {STAGES[name].__doc__}", flush=True)
-        try:
-            STAGES[name]()
-        except CheckError as failure:
-            print(f"=== {name} failed: {failure}", file=sys.stderr, flush=True)
-            return 1
-        print(f"=== {name} passed in {time.monotonic() - start:.0f} s", flush=True)
+    try:
+        run_stages([name for name in chosen if name not in NEED_DOCKER])
+        if with_docker := [name for name in chosen if name in NEED_DOCKER]:
+            with docker_daemon():
+                run_stages(with_docker)
+    except CheckError as failure:
+        print(f"=== {failure}", file=sys.stderr, flush=True)
+        return 1
     return 0
 
 

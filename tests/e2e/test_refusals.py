@@ -1,4 +1,4 @@
-"""Bad input is refused with one sentence that says what is wrong and what to do; nothing that runs is touched."""
+"""Bad input is refused with what is wrong and what to do about it; nothing that runs is touched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Box, Deployed, container_ids
+from rehearsal_box import Box, Deployed, container_ids
 
 SERVICE = {"slot": 1, "model": "SmolLM2-135M-Instruct", "task": "generate", "devices": ["left"]}
 
@@ -23,21 +23,38 @@ def services(**changes: object) -> str:
 @pytest.mark.parametrize(
     ("variables", "sentences"),
     [
-        pytest.param('{"vllm_service_memory_limt": 0.5}', ["vllm_service_memory_limt", "vllm_service_memory_limit"],
-                     id="misspelled variable"),
-        pytest.param('{"router_idle_minutes": 5}', ["router_idle_minutes", "router_idle_sleep_minutes"],
-                     id="unknown variable"),
+        pytest.param(
+            '{"vllm_service_memory_limt": 0.5}',
+            ["vllm_service_memory_limt", "vllm_service_memory_limit"],
+            id="misspelled variable",
+        ),
+        pytest.param(
+            '{"router_idle_minutes": 5}',
+            ["router_idle_minutes", "router_idle_sleep_minutes"],
+            id="unknown variable",
+        ),
         pytest.param(services(modle="x"), ["modle", "model"], id="misspelled key of a service"),
-        pytest.param(services(model="Nowhere-7B"), ["Nowhere-7B", "/var/lib/vllm-frontdoor/models/Nowhere-7B"],
-                     id="model folder that isn't there"),
+        pytest.param(
+            services(model="Nowhere-7B"),
+            ["Nowhere-7B", "/var/lib/vllm-frontdoor/models/Nowhere-7B"],
+            id="model folder that isn't there",
+        ),
         pytest.param(services(devices=["middle"]), ["middle", "vllm_service_devices"], id="unknown device"),
-        pytest.param(services(devices=["left", "right"], tensor_parallel=2), ["tensor_parallel", "evidence"],
-                     id="parallelism without evidence"),
-        pytest.param(services(environment={"NCCL_P2P_DISABLE": "0"}), ["NCCL_P2P_DISABLE"], id="forbidden peer path"),
-        pytest.param('{"engine_image_source": "archive", "engine_image_archive": "/nowhere.tar"}',
-                     ["/nowhere.tar"], id="image that can't be had"),
+        pytest.param(
+            services(devices=["left", "right"], tensor_parallel=2),
+            ["tensor_parallel", "evidence"],
+            id="parallelism without evidence",
+        ),
+        pytest.param(
+            services(environment={"NCCL_P2P_DISABLE": "0"}), ["NCCL_P2P_DISABLE"], id="forbidden peer path"
+        ),
+        pytest.param(
+            '{"engine_image_source": "archive", "engine_image_archive": "/nowhere.tar"}',
+            ["/nowhere.tar"],
+            id="image that can't be had",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused_before_anything_is_touched(deployed: Deployed, variables: str, sentences: list[str]) -> None:
     before = container_ids()
     refused = deployed.box.refuse("rehearse", "-e", variables)
@@ -103,7 +120,9 @@ def deaf_daemon(folder: Path) -> Iterator[str]:
 
 def test_a_daemon_that_does_not_answer(clean_box: Box, tmp_path: Path) -> None:
     with deaf_daemon(tmp_path) as docker_host:
-        refused = clean_box.refuse("rehearse", "-e", "container_engine_install=false", DOCKER_HOST=docker_host)
+        refused = clean_box.refuse(
+            "rehearse", "-e", "container_engine_install=false", DOCKER_HOST=docker_host
+        )
     assert "does not answer" in refused.output
     assert docker_host in refused.output
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
+import operator
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
-
-from conftest import (
+from openai.types.chat import ChatCompletionMessageParam
+from rehearsal_box import (
     ENDPOINT,
+    PORT,
     Deployed,
     admin,
     container_ids,
@@ -22,7 +27,7 @@ from conftest import (
 )
 
 CAPITAL = "The capital of France is Paris."
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 MEMORY_LIMIT_GIB = 8
 
 
@@ -81,12 +86,13 @@ def test_streamed_chat(deployed: Deployed, client: openai.OpenAI) -> None:
     assert len([piece for piece in pieces if piece]) > 3, "the answer came in one piece"
 
 
+def cosine(left: list[float], right: list[float]) -> float:
+    return float(sum(map(operator.mul, left, right)) / math.hypot(*left) / math.hypot(*right))
+
+
 def test_embeddings(deployed: Deployed, client: openai.OpenAI) -> None:
     data = client.embeddings.create(model="minilm", input=["cat", "kitten", "revenue"]).data
     cat, kitten, revenue = (item.embedding for item in data)
-
-    def cosine(left: list[float], right: list[float]) -> float:
-        return math.sumprod(left, right) / math.hypot(*left) / math.hypot(*right)
 
     assert cosine(cat, kitten) > 0.5
     assert abs(cosine(cat, revenue)) < 0.2
@@ -146,11 +152,8 @@ def test_an_engine_reaches_neither_the_admin_surface_nor_another_engine(
     (own,) = networks.values()
     others = json.loads(docker("inspect", container_name("embed")))[0]["NetworkSettings"]["Networks"]
     (other,) = others.values()
-    admin_port = int(admin("/admin/status", method="GET").get("admin_port", 0)) or None
-    gateway = own["Gateway"] or own["IPAMConfig"]["IPv4Address"].rsplit(".", 1)[0] + ".1"
-    from conftest import PORT
-
-    address = (gateway, admin_port or PORT + 10) if target == "admin" else (other["IPAddress"], 8000)
+    host = str(ipaddress.ip_interface(f"{own['IPAddress']}/{own['IPPrefixLen']}").network[1])
+    address = (host, PORT + 10) if target == "admin" else (other["IPAddress"], 8000)
     script = f"import socket; socket.create_connection({address!r}, timeout=3)"
     result = subprocess.run(
         ["docker", "exec", container_name("text"), "python3", "-c", script],
@@ -160,10 +163,7 @@ def test_an_engine_reaches_neither_the_admin_surface_nor_another_engine(
 
 
 def test_memory_stays_within_the_limit(deployed: Deployed) -> None:
-    total = 0
-    for name in container_ids():
-        pids = docker("top", name, "-eo", "pid").split()[1:]
-        for pid in pids:
-            with open(f"/proc/{pid}/smaps_rollup") as rollup:
-                total += sum(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
-    assert total / 1024**2 < MEMORY_LIMIT_GIB
+    pids = [pid for name in container_ids() for pid in docker("top", name, "-eo", "pid").split()[1:]]
+    rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    kibibytes = sum(int(size) for rollup in rollups for size in re.findall(r"^Pss:\s+(\d+)", rollup, re.M))
+    assert kibibytes / 1024**2 < MEMORY_LIMIT_GIB

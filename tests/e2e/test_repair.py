@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conftest import ROOT, Deployed, container_ids, container_name, docker
+from rehearsal_box import ROOT, Deployed, container_ids, container_name, docker
 
 
 def edit_file() -> None:
@@ -44,7 +44,9 @@ Sabotage = Callable[[], None]
     [
         pytest.param([edit_file], ["file engines/compose.yml"], [], id="one file"),
         pytest.param([open_registry_to_all], ["file registry/registry.json"], [], id="one mode"),
-        pytest.param([remove_container], [f"container {container_name('embed')}"], ["embed"], id="one container"),
+        pytest.param(
+            [remove_container], [f"container {container_name('embed')}"], ["embed"], id="one container"
+        ),
         pytest.param(
             [replace_network],
             [f"container {container_name('embed')}", f"network {container_name('embed')}"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_support import BOX_OF_GROUP, ENGINE_IMAGES, REPOSITORY, box
+from plan_support import BOX_OF_GROUP, ENGINE_IMAGES, REPOSITORY, ROUTER_IMAGE, box
 from plan_workshop import Run, Workshop
 
 _STAGES = Path(__file__).parent / "playbooks" / "stages.yml"
@@ -35,7 +35,7 @@ def _run(workshop: Workshop, group: str, facts: Any = None, *arguments: str) -> 
         _STAGES,
         _INVENTORIES[group],
         box(BOX_OF_GROUP[group]) if facts is None else facts,
-        *("-e", f"vllm_service_image={ENGINE_IMAGES[group]}"),
+        *("-e", f"vllm_service_image={ENGINE_IMAGES[group]}", "-e", f"router_image={ROUTER_IMAGE}"),
         *arguments,
     )
 
@@ -130,7 +130,7 @@ def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: W
                 discovered=box("rehearsal"),
                 ansible_facts={"box": box("rehearsal")},
                 __vllm_service_plan={"placements": []},
-                __vllm_service_shown={"plan_lines": ["all is well"]},
+                __vllm_service_shown={"plan": "all is well"},
             ),
         ),
     ],

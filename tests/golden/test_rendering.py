@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from frontdoor_plan import plan_table, render
 from plan_support import BOX_OF_GROUP, LAUNCHER, box, planned, variables
+from wake_router.registry import parse_registry
+from wake_router.settings import read_settings
 
 _HERE = Path(__file__).parent
 
@@ -44,3 +46,22 @@ def test_the_rendering_is_the_stored_one(group: str) -> None:
     assert {path: content.decode() for path, content in _stored(folder).items()} == {
         path: content.decode() for path, content in rendered.items()
     }
+
+
+@pytest.mark.parametrize("group", sorted(BOX_OF_GROUP))
+def test_the_router_understands_what_is_rendered_for_it(group: str) -> None:
+    """The registry's schema and the settings are the router's own; the plan imports neither."""
+    plan = planned(variables(group), box(BOX_OF_GROUP[group]))
+    files = render(plan, LAUNCHER).files
+    registry = parse_registry(files["registry/registry.json"])
+    assert [service.name for service in registry.services] == [
+        placement.service.name for placement in plan.placements
+    ]
+    assert [service.devices for service in registry.services] == [
+        tuple(device.key for device in placement.devices) for placement in plan.placements
+    ]
+    lines = files["router/router.env"].decode().splitlines()
+    settings = read_settings(dict(line.split("=", 1) for line in lines))
+    assert settings.public_address.port == plan.instance.public_port
+    assert settings.admin_address.port == plan.instance.admin_port
+    assert (settings.idle_sleep_seconds, settings.idle_offload_seconds) == (15 * 60, 180 * 60)

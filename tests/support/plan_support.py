@@ -17,7 +17,7 @@ ROLES = REPOSITORY / "roles"
 
 LAUNCHER = b"# the launcher, fixed for tests\n"
 
-ROUTER_IMAGE = "vllm-frontdoor-router:0.1.0"
+ROUTER_IMAGE = "vllm-frontdoor/router:0.1.0"
 ENGINE_IMAGES = {
     "rehearsal": "vllm-frontdoor-engine-cpu:0.27.1",
     "gpu_boxes": "vllm/vllm-openai:v0.27.1",

@@ -61,10 +61,13 @@ class Workshop:
         self.folder = folder
         for role in ("vllm_service", "router"):
             shutil.copytree(ROLES / role, folder / "roles" / role)
+        for file in [*ROLES.glob("*/meta/argument_specs.yml"), *ROLES.glob("*/defaults/main.yml")]:
+            copy = folder / "roles" / file.relative_to(ROLES)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
         self._replace("gpu_diag", "library/gpu_diag_box_facts.py", _LOOKS)
         self._replace("vllm_service", "library/vllm_service_converge.py", _WRITES_DOWN)
         self._replace("vllm_service", "files/launcher.py", LAUNCHER.decode())
-        self._replace("router", "tasks/main.yml", "---\n[]\n")
 
     def _replace(self, role: str, path: str, content: str) -> None:
         file = self.folder / "roles" / role / path

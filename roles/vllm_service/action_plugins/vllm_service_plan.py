@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible.errors import AnsibleConnectionFailure, AnsibleError  # type: ignore[import-untyped]
-from ansible.parsing.vault import EncryptedString  # type: ignore[import-untyped]
-from ansible.plugins.action import ActionBase  # type: ignore[import-untyped]
-from ansible.plugins.loader import module_loader, module_utils_loader  # type: ignore[import-untyped]
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.parsing.vault import EncryptedString
+from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import module_loader, module_utils_loader
 
 _ROLE = Path(__file__).parent.parent
 _ROLES = _ROLE.parent
@@ -90,8 +90,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, _ = self._plan(task_vars)
-        table = planner.plan_table(plan)
-        return {"changed": False, "plan": table, "plan_lines": table.splitlines()}
+        return {"changed": False, "plan": planner.plan_table(plan)}
 
     def _deploy_router(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, desired = self._plan(task_vars)
@@ -126,15 +125,24 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _declaration(self, task_vars: dict[str, Any]) -> planner.Declaration:
         unreadable: list[planner.Refusal] = []
         raw: dict[str, Any] = {}
-        for name in sorted(name for name in task_vars if name.startswith(planner.PREFIXES)):
+        variables = {**self._role_defaults(), **task_vars}
+        templar = self._templar.copy_with_new_env(available_variables=variables)
+        for name in sorted(name for name in variables if name.startswith(planner.PREFIXES)):
             raw[name] = None
-            if name.startswith(planner.PARSED_PREFIXES):
+            if name in planner.READ_VARIABLES:
                 try:
-                    raw[name] = _plain(self._templar.template(task_vars[name]))
+                    raw[name] = _plain(templar.template(variables[name]))
                 except AnsibleError as error:
                     unreadable.append(_not_evaluated(name, error))
         found = planner.parse(raw, _documented_variables())
         return planner.Declaration(found.desired, (*unreadable, *found.refusals))
+
+    def _role_defaults(self) -> dict[str, Any]:
+        """The defaults of all roles here: what is planned doesn't depend on what a play imports."""
+        defaults: dict[str, Any] = {}
+        for path in sorted(_ROLES.glob("*/defaults/main.yml")):
+            defaults |= self._loader.load_from_file(str(path), trusted_as_template=True) or {}
+        return defaults
 
     def _box(self, desired: planner.Desired, task_vars: dict[str, Any]) -> Mapping[str, Any]:
         _make_box_facts_known()

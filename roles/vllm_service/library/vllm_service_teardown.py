@@ -15,7 +15,8 @@ module: vllm_service_teardown
 short_description: Stop an instance and remove what it left
 description:
   - Removes the containers and networks that carry the instance's label, and nothing else.
-  - Removes folders and images only when they are named.
+  - Removes folders and images only when they are named; those that instances share, only when this one is the
+    last on the machine.
 options:
   instance:
     description: Name of the instance.
@@ -30,11 +31,20 @@ options:
     type: list
     elements: path
     default: []
-  images:
-    description: Repositories whose images, all tags of them, are removed.
+  shared_folders:
+    description: Absolute paths of folders to remove when no other instance is on the machine.
+    type: list
+    elements: path
+    default: []
+  shared_images:
+    description: Repositories whose images, all tags of them, are removed with the last instance.
     type: list
     elements: str
     default: []
+  instances:
+    description: The folder that the folders of all instances lie in.
+    type: path
+    default: /opt/vllm-frontdoor
 """
 
 EXAMPLES = r"""
@@ -118,6 +128,11 @@ def remove_folders(folders: list[str], check_mode: bool) -> list[str]:
     return [f"folder {folder}: removed" for folder in existing]
 
 
+def other_instances(folder: Path, instance: str) -> list[str]:
+    """Names of the instances on the machine beside this one."""
+    return sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != instance)
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
@@ -125,11 +140,16 @@ def main() -> None:
             "instance": {"type": "str", "required": True},
             "docker_host": {"type": "str", "required": True},
             "folders": {"type": "list", "elements": "path", "default": []},
-            "images": {"type": "list", "elements": "str", "default": []},
+            "shared_folders": {"type": "list", "elements": "path", "default": []},
+            "shared_images": {"type": "list", "elements": "str", "default": []},
+            "instances": {"type": "path", "default": "/opt/vllm-frontdoor"},
         },
         supports_check_mode=True,
     )
     docker = Docker(module.params["docker_host"])
+    others = other_instances(Path(module.params["instances"]), module.params["instance"])
+    images = [] if others else module.params["shared_images"]
+    folders = module.params["folders"] + ([] if others else module.params["shared_folders"])
     changes: list[str] = []
     reachable = True
     try:
@@ -141,10 +161,8 @@ def main() -> None:
         )
     try:
         if reachable:
-            changes += remove_from_docker(
-                docker, module.params["instance"], module.params["images"], module.check_mode
-            )
-        changes += remove_folders(module.params["folders"], module.check_mode)
+            changes += remove_from_docker(docker, module.params["instance"], images, module.check_mode)
+        changes += remove_folders(folders, module.check_mode)
     except (DockerError, OSError) as error:
         module.fail_json(msg=f"The instance '{module.params['instance']}' is not fully removed: {error}")
     module.exit_json(changed=bool(changes), changes=changes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import yaml
-from frontdoor_plan.declaration import PARSED_PREFIXES, SERVICE_KEYS
+from frontdoor_plan.declaration import PREFIXES, READ_VARIABLES, SERVICE_KEYS
 from plan_support import REPOSITORY, ROLES, known_variables
 
 _OURS = ("vllm_service", "router")
@@ -46,5 +47,13 @@ def test_every_setting_of_a_service_is_documented() -> None:
 def test_every_variable_in_group_vars_is_known() -> None:
     for path in sorted((REPOSITORY / "group_vars").rglob("*.yml")):
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        ours = {name for name in found if name.startswith(PARSED_PREFIXES)}
+        ours = {name for name in found if name.startswith(PREFIXES)}
         assert ours <= known_variables(), path
+
+
+def test_every_variable_that_is_read_is_documented_and_every_other_of_ours_is_not_missed() -> None:
+    assert known_variables() >= READ_VARIABLES
+    source = (ROLES / "vllm_service/module_utils/frontdoor_plan/declaration.py").read_text(encoding="utf-8")
+    body = source[source.index("def parse(") :]
+    named = set(re.findall(r'"((?:vllm_service|frontdoor|model_files)_[a-z_0-9]+)"', body))
+    assert named == {name for name in READ_VARIABLES if not name.startswith("router_")}

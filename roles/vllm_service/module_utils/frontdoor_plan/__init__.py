@@ -4,7 +4,7 @@ Pure and standard library only. `declaration.parse` reads what people wrote, `di
 `planning.plan` decides, `render.render` writes down, `table` tells people.
 """
 
-from .declaration import PARSED_PREFIXES, PREFIXES, Declaration, parse
+from .declaration import PREFIXES, READ_VARIABLES, Declaration, parse
 from .discovery import UnreadableFactsError, discovered_from_box, weight_evidence_from_box
 from .instance import Instance
 from .model import Desired, Discovered, Plan, Refusal, WeightEvidence
@@ -15,8 +15,8 @@ from .table import plan_table, refusal_message
 from .usage import endpoint, questions, usage_lines
 
 __all__ = [
-    "PARSED_PREFIXES",
     "PREFIXES",
+    "READ_VARIABLES",
     "ComposeProject",
     "Declaration",
     "Desired",

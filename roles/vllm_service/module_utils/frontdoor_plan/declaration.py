@@ -37,10 +37,8 @@ PREFIXES = (
 )
 """Variables that begin so belong to our roles: an unknown one is a mistake, not somebody else's."""
 
-PARSED_PREFIXES = ("vllm_service_", "router_", "frontdoor_", "model_files_packages")
-"""Of these the plan needs the values; of the others only the names."""
-
 _NAME_RULE = "1 to 31 lower-case letters, digits and hyphens, beginning with no hyphen"
+_INSTANCE_RULE = f"{_NAME_RULE}; not docker, locks or models"
 _WEIGHT_VERDICTS = ("verified", "values_only", "structure_only", "unverified")
 _MINUTES_OF_A_YEAR = 525_600
 
@@ -108,6 +106,28 @@ _ROUTER_READERS: Mapping[str, values.Reader[Any]] = {
 }
 
 
+READ_VARIABLES = frozenset(
+    {
+        "frontdoor_instance",
+        "frontdoor_network",
+        "frontdoor_port_base",
+        "model_files_packages",
+        "vllm_service_cpu_kv_cache_gib",
+        "vllm_service_devices",
+        "vllm_service_docker_host",
+        "vllm_service_environment",
+        "vllm_service_healthy_timeout_seconds",
+        "vllm_service_image",
+        "vllm_service_memory_limit",
+        "vllm_service_models_root",
+        "vllm_service_services",
+        "vllm_service_weights_required",
+        *(f"router_{key}" for key in _ROUTER_READERS),
+    }
+)
+"""The variables whose values the plan reads; of all others only the names count."""
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What could be understood of the variables, and refusals for what could not.
@@ -149,7 +169,7 @@ class _Parsing:
 def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
     """Desired state from raw variables.
 
-    `raw` holds every variable with one of PREFIXES (of those outside PARSED_PREFIXES only the names count);
+    `raw` holds every variable with one of PREFIXES (of those outside READ_VARIABLES only the names count);
     `known` holds all names that the roles' argument specifications document.
     """
     parsing = _Parsing()
@@ -189,7 +209,7 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
 
 
 def _fetched_models(raw: Mapping[str, Any], models_root: str) -> frozenset[str]:
-    """Folders of the models that model_files fetches. That role says itself what is wrong with its packages."""
+    """Folders of the models that model_files fetches; what is wrong with its packages, it says itself."""
     packages = raw.get("model_files_packages")
     entries = packages if isinstance(packages, list) else []
     names = (entry.get("name") for entry in entries if isinstance(entry, Mapping))
@@ -230,7 +250,7 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
     name = parsing.optional(
-        raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _NAME_RULE), DEFAULT_INSTANCE
+        raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _INSTANCE_RULE), DEFAULT_INSTANCE
     )
     derived = Instance.derive(name)
     return Instance(

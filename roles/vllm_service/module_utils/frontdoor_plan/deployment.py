@@ -24,17 +24,15 @@ _TOKEN_BYTES = 32
 
 
 def engines(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
-    """Parameters for the engines' project."""
+    """Parameters for the engines' project, once the router's has made the folders of the instance."""
     root = plan.instance.root
     paths = [path for path in rendering.files if path.startswith("engines/")]
     return {
         **_common(plan, rendering.engines, desired),
         "files": _files(rendering, [*paths, LAUNCHER]),
         "directories": [
-            _folder(root),
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
-            _folder(plan.instance.state),
             _folder(LOCKS),
         ],
         "secrets": [],

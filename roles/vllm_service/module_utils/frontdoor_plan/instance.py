@@ -13,8 +13,9 @@ import zlib
 from dataclasses import dataclass
 
 DEFAULT_INSTANCE = "default"
-INSTANCE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
-SERVICE_PATTERN = INSTANCE_PATTERN
+SERVICE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+# In /var/lib/vllm-frontdoor, these folders lie beside those of the instances.
+INSTANCE_PATTERN = re.compile(rf"(?!(?:docker|locks|models)\Z){SERVICE_PATTERN.pattern}")
 
 LABEL_INSTANCE = "vllm-frontdoor.instance"
 LABEL_SERVICE = "vllm-frontdoor.service"

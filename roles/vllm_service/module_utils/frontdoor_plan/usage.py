@@ -1,4 +1,4 @@
-"""What the person who deployed a front door needs to know of it: where it is, what it serves, a line to try."""
+"""What whoever deployed a front door wants to know: where it is, what it serves, a line to try."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ..model import Desired, Discovered, Refusal, Service, WeightEvidence
 
-_COMMAND = "ansible-playbook -i INVENTORY playbooks/site.yml"
+_COMMAND = "ansible-playbook -i INVENTORY site.yml"
 
 
 def check_folders(desired: Desired, discovered: Discovered) -> list[Refusal]:
