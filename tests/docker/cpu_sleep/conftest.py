@@ -110,7 +110,9 @@ def engine(model: str, options: list[str]) -> Iterator[Engine]:
         install_plugin(name)
         docker("start", name)
         address = docker("port", name, "8000")
-        with httpx.Client(base_url=f"http://{address}", timeout=CALL_SECONDS) as http:
+        # No connection twice: the server closes one after an answer of 500 without announcing it.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=f"http://{address}", timeout=CALL_SECONDS, limits=limits) as http:
             yield Engine(name, model, http)
     finally:
         docker("rm", "--force", "--volumes", name)
