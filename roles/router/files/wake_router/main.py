@@ -16,7 +16,6 @@ from wake_router.admin_api import admin_app
 from wake_router.clock import SystemClock
 from wake_router.events import Events
 from wake_router.executor import Executor
-from wake_router.intent_store import IntentStore
 from wake_router.metrics import Metrics
 from wake_router.proxy import new_session
 from wake_router.public_api import PublicApi
@@ -74,8 +73,7 @@ async def _serve(settings: Settings, registry: Registry, sockets: list[socket.so
     async with new_session(
         settings.connect_timeout_seconds, settings.upstream_idle_timeout_seconds
     ) as session:
-        store = IntentStore(settings.state / "intents")
-        executor = Executor(settings, session, clock, store, events, metrics)
+        executor = Executor(settings, session, clock, events, metrics)
         executor.load(registry)
         executor.start()
         public = PublicApi(executor, session, clock, events, metrics, settings.body_max_bytes)
@@ -92,6 +90,7 @@ async def _serve(settings: Settings, registry: Registry, sockets: list[socket.so
         await stop.wait()
         events.emit("stopping", limit_seconds=settings.stop_timeout_seconds)
         executor.begin_stop()
+        events.close()
         for server in servers:
             server.should_exit = True
         transitions = asyncio.create_task(executor.finish_stop(settings.stop_timeout_seconds))

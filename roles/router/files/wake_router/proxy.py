@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -55,12 +56,15 @@ class Exchange:
     receive: Receive
     send: Send
     request_id: bytes
+    task: asyncio.Task[Any]
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     status: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     first_byte_at: float | None = None
     client_gone: bool = False
+    cut_reason: str | None = None
+    event_stream: bool = False
     finished: bool = False
 
     def header(self, name: bytes) -> str | None:
@@ -69,6 +73,12 @@ class Exchange:
             if key == name:
                 return bytes(value).decode("latin-1")
         return None
+
+    def cut(self, reason: str) -> None:
+        """Stop working on it; the answer, if it has begun, is to be ended visibly."""
+        if not self.finished and self.cut_reason is None:
+            self.cut_reason = reason
+            self.task.cancel()
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the head of the answer, with the request's id."""
@@ -153,7 +163,7 @@ async def relay(
 async def _relay_answer(
     exchange: Exchange, response: aiohttp.ClientResponse, clock: Callable[[], float]
 ) -> None:
-    event_stream = response.content_type == "text/event-stream"
+    event_stream = exchange.event_stream = response.content_type == "text/event-stream"
     await exchange.start(response.status, _headers_to_client(response, event_stream))
     try:
         async for chunk in response.content.iter_any():

@@ -21,13 +21,14 @@ from wake_router import waits
 from wake_router.clock import Clock
 from wake_router.events import Events
 from wake_router.executor import Executor, Lease, RefusedError
-from wake_router.lifecycle import Condition, ServiceState
+from wake_router.lifecycle import REPAIR, ServiceState
 from wake_router.metrics import Metrics
 from wake_router.model_name import NamedBody, UnusableBodyError, find_model
 from wake_router.openai_errors import (
     AnswerError,
     bad_request,
     body_too_large,
+    engine_broke_off,
     engine_failed,
     method_not_allowed,
     model_not_found,
@@ -110,7 +111,9 @@ class PublicApi:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
-        exchange = Exchange(scope, receive, send, _request_id(scope))
+        task = asyncio.current_task()
+        assert task is not None
+        exchange = Exchange(scope, receive, send, _request_id(scope), task)
         timing = _Timing(self._clock.monotonic())
         try:
             await self._answer(exchange, timing)
@@ -176,18 +179,28 @@ class PublicApi:
             raise task_not_supported(named.model, path)
         timing.service = service.name
         exchange.scope["frontdoor.model"] = service.model
-        main = asyncio.current_task()
-        assert main is not None
-        watch = asyncio.create_task(_cancel_when_client_leaves(exchange, main))
+        main = exchange.task
+        watch = asyncio.create_task(_cancel_when_client_leaves(exchange))
         try:
             await self._forward(exchange, timing, service, path, named)
         except asyncio.CancelledError:
-            if not exchange.client_gone:
+            if exchange.client_gone:
+                main.uncancel()
+                raise ClientGoneError from None
+            if exchange.cut_reason is None:
                 raise
             main.uncancel()
-            raise ClientGoneError from None
+            timing.error = "cut"
+            await self._end_cut(exchange, service)
         finally:
             watch.cancel()
+
+    async def _end_cut(self, exchange: Exchange, service: Service) -> None:
+        """End an answer whose engine mustn't go on: visibly, never as if it were complete."""
+        if not exchange.status:
+            raise self._refusal(service, RefusedError(self._executor.state(service.name), "it was cut"))
+        if exchange.event_stream:
+            await exchange.finish(engine_broke_off(service.model).server_sent_event())
 
     async def _forward(
         self, exchange: Exchange, timing: _Timing, service: Service, path: str, named: NamedBody
@@ -196,6 +209,7 @@ class PublicApi:
         replayed = False
         while True:
             lease = await self._admit(service, wished)
+            lease.when_cut = exchange.cut
             timing.held_seconds += lease.held_seconds
             try:
                 body = named.with_model(service.model)
@@ -226,11 +240,11 @@ class PublicApi:
         if refused.stopping:
             return router_stopping()
         depth = waits.depth_to_wake_from(refused.state)
-        estimate = waits.estimated_wake_seconds(depth, self._executor.waits)
+        estimate = self._executor.estimated_wake_seconds(service.name)
         retry_after = waits.retry_after_seconds(estimate, self._executor.waits)
-        if refused.state.conditions & {Condition.QUARANTINED, Condition.FAILED}:
+        if refused.state.conditions & REPAIR:
             return model_quarantined(service.model, depth, refused.reason, estimate, retry_after)
-        detail = f", and {refused.reason}" if refused.queue_full else ""
+        detail = f", and {refused.reason}" if refused.kind is not None else ""
         return model_waking(service.model, depth, estimate, retry_after, detail)
 
     def _url(self, service: Service, path: str) -> URL:
@@ -285,12 +299,12 @@ class PublicApi:
         )
 
 
-async def _cancel_when_client_leaves(exchange: Exchange, main: asyncio.Task[Any]) -> None:
+async def _cancel_when_client_leaves(exchange: Exchange) -> None:
     while (await exchange.receive())["type"] != "http.disconnect":
         continue
     if not exchange.finished:
         exchange.client_gone = True
-        main.cancel()
+        exchange.task.cancel()
 
 
 def _named_body(body: bytes) -> NamedBody:

@@ -25,6 +25,10 @@
 | ROUTER_SLEEP_TIMEOUT | 300 | seconds | for one sleep call |
 | ROUTER_WAKE_TIMEOUT | 600 | seconds | for one wake call |
 | ROUTER_RELOAD_TIMEOUT | 1800 | seconds | to reload weights from disk |
+| ROUTER_CANARY_TIMEOUT | 120 | seconds | for one answer of a canary |
+| ROUTER_CANARY_INTERVAL | 21600 | seconds | between two canaries of an awake service; 0: never |
+| ROUTER_CORRUPTION_INTERVAL | 30 | seconds | between two looks at the count of NaN answers; 0: never |
+| ROUTER_WEDGED_SECONDS | 120 | seconds | without an answer to /is_sleeping until it isn't trusted; 0: never |
 | ROUTER_OBSERVE_INTERVAL | 1 | seconds | between two looks at an engine |
 | ROUTER_STOP_TIMEOUT | 30 | seconds | streams may go on after SIGTERM |
 | ROUTER_ADMIN_WAIT_MAX | 900 | seconds | how long an admin call waits for its transition |
@@ -79,6 +83,10 @@ class Settings:
     sleep_timeout_seconds: float
     wake_timeout_seconds: float
     reload_timeout_seconds: float
+    canary_timeout_seconds: float
+    canary_interval_seconds: float
+    corruption_interval_seconds: float
+    wedged_seconds: float
     observe_interval_seconds: float
     stop_timeout_seconds: float
     admin_wait_max_seconds: float
@@ -111,6 +119,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         sleep_timeout_seconds=reader.number("ROUTER_SLEEP_TIMEOUT", 300, least=0.1),
         wake_timeout_seconds=reader.number("ROUTER_WAKE_TIMEOUT", 600, least=0.1),
         reload_timeout_seconds=reader.number("ROUTER_RELOAD_TIMEOUT", 1800, least=0.1),
+        canary_timeout_seconds=reader.number("ROUTER_CANARY_TIMEOUT", 120, least=0.1),
+        canary_interval_seconds=reader.number("ROUTER_CANARY_INTERVAL", 21600),
+        corruption_interval_seconds=reader.number("ROUTER_CORRUPTION_INTERVAL", 30),
+        wedged_seconds=reader.number("ROUTER_WEDGED_SECONDS", 120),
         observe_interval_seconds=reader.number("ROUTER_OBSERVE_INTERVAL", 1, least=0.01),
         stop_timeout_seconds=reader.number("ROUTER_STOP_TIMEOUT", 30),
         admin_wait_max_seconds=reader.number("ROUTER_ADMIN_WAIT_MAX", 900, least=1),
