@@ -61,6 +61,8 @@ class StandIn:
             app.router.add_post("/v1/completions", self._completions)
         else:
             app.router.add_post("/v1/embeddings", self._embeddings)
+            for path in ("/score", "/v1/score"):
+                app.router.add_post(path, self._score)
         return app
 
     def launcher_application(self) -> web.Application:
@@ -140,7 +142,7 @@ class StandIn:
             f"process_start_time_seconds {self.started!r}",
             f'vllm:num_requests_running{{engine="0",model_name="{self.model}"}} {float(self.brain.running)}',
             f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {float(not asleep)}',
-            f'vllm:corrupted_requests_total{{engine="0"}} {0.0}',
+            f'vllm:corrupted_requests_total{{engine="0"}} {float(self.brain.faults.corrupted_requests)}',
         ]
         return web.Response(text="\n".join(lines) + "\n")
 
@@ -212,7 +214,9 @@ class StandIn:
         return dict(body)
 
     def _tokens(self, body: dict[str, Any]) -> list[str]:
-        limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or len(ANSWER))
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or len(ANSWER)
+        if not isinstance(limit, int):
+            raise _bad_request("max_tokens: input should be a valid integer")
         words = ANSWER if self.brain.weights_good else ["!"] * len(ANSWER)
         return (words * math.ceil(limit / len(words)))[:limit] if limit > len(words) else words[:limit]
 
@@ -291,6 +295,23 @@ class StandIn:
                 {"object": "list", "model": self.model, "data": data, "usage": _usage(0)}
             )
 
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        texts = body.get("text_2", "")
+        texts = texts if isinstance(texts, list) else [texts]
+        async with self._working():
+            data = [
+                {
+                    "object": "score",
+                    "index": index,
+                    "score": abs(self._vector(f"{body.get('text_1')}{text}")[0]),
+                }
+                for index, text in enumerate(texts)
+            ]
+            return web.json_response(
+                {"object": "list", "model": self.model, "data": data, "usage": _usage(0)}
+            )
+
     def _vector(self, text: str) -> list[float]:
         salt = "" if self.brain.weights_good else "garbage"
         digest = hashlib.sha256((salt + text).encode()).digest()
@@ -316,7 +337,10 @@ class StandIn:
                 _cut(request)
             if aborted.is_set():
                 break
-            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+            try:
+                await response.write(f"data: {json.dumps(event)}\n\n".encode())
+            except ConnectionResetError:
+                return response  # the client has left
             if faults.chunk_seconds:
                 await asyncio.sleep(faults.chunk_seconds)
         await response.write(b"data: [DONE]\n\n")

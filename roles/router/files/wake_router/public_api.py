@@ -80,6 +80,7 @@ class _Timing:
 
     began: float
     service: str | None = None
+    found: str | None = None
     held_seconds: float = 0.0
     error: str | None = None
 
@@ -178,6 +179,7 @@ class PublicApi:
         if service.task not in JSON_PATHS[path]:
             raise task_not_supported(named.model, path)
         timing.service = service.name
+        timing.found = self._executor.state(service.name).depth.value
         exchange.scope["frontdoor.model"] = service.model
         main = exchange.task
         watch = asyncio.create_task(_cancel_when_client_leaves(exchange))
@@ -291,6 +293,7 @@ class PublicApi:
             service=timing.service,
             status=status,
             error=timing.error,
+            found=timing.found,
             held_seconds=round(timing.held_seconds, 4),
             first_byte_seconds=None if first is None else round(first - timing.began, 4),
             seconds=round(now - timing.began, 4),
