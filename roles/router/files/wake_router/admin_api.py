@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from wake_router.access import KeysError
 from wake_router.admin_contract import (
     AdminError,
     DeviceDone,
@@ -33,8 +34,8 @@ from wake_router.events import Events
 from wake_router.executor import Executor, OrderError, OrderTimeoutError
 from wake_router.lifecycle import RESTING, Depth, ServiceState
 from wake_router.metrics import Metrics
-from wake_router.registry import RegistryError, Service, read_registry
-from wake_router.settings import Settings
+from wake_router.registry import RegistryError, Service
+from wake_router.settings import Settings, SettingsError
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _READING: Final = frozenset({"GET", "HEAD"})
@@ -55,9 +56,14 @@ class AdminRequestError(Exception):
 
 
 def admin_app(
-    settings: Settings, executor: Executor, clock: Clock, events: Events, metrics: Metrics
+    settings: Settings,
+    executor: Executor,
+    clock: Clock,
+    events: Events,
+    metrics: Metrics,
+    reload: Callable[[], list[str]],
 ) -> FastAPI:
-    """The FastAPI application of the admin listener."""
+    """The FastAPI application of the admin listener; `reload` reads everything again that may change."""
     app = FastAPI(title="vllm-frontdoor admin", version="1", docs_url=None, redoc_url=None, openapi_url=None)
     guard = _Guard(settings, events)
     app.middleware("http")(guard)
@@ -68,11 +74,11 @@ def admin_app(
     _add_event_stream(app, events)
 
     @app.post("/admin/reload")
-    async def reload() -> Reloaded:
-        """Read the registry again; nothing changes when it is unusable."""
+    async def reload_everything() -> Reloaded:
+        """Read the registry, the keys and the certificate again; what is unusable changes nothing."""
         try:
-            changes = executor.load(read_registry(settings.registry))
-        except RegistryError as error:
+            changes = reload()
+        except (RegistryError, KeysError, SettingsError) as error:
             raise AdminRequestError(422, str(error)) from None
         return Reloaded(instance=executor.instance, changes=changes)
 
@@ -190,9 +196,9 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> N
             state = await executor.order(name, depth, min(timeout_seconds or longest, longest))
             return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
 
-    def pin(name: str, pinned: bool) -> OrderDone:
+    async def pin(name: str, pinned: bool) -> OrderDone:
         with _known(name):
-            executor.pin(name, pinned)
+            await executor.pin(name, pinned)
             return OrderDone(service=name, depth=executor.state(name).depth, pinned=executor.pinned(name))
 
     @app.post("/admin/services/{name}/wake")
@@ -209,11 +215,11 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> N
 
     @app.post("/admin/services/{name}/pin")
     async def pin_service(name: str) -> OrderDone:
-        return pin(name, True)
+        return await pin(name, True)
 
     @app.post("/admin/services/{name}/unpin")
     async def unpin_service(name: str) -> OrderDone:
-        return pin(name, False)
+        return await pin(name, False)
 
 
 def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor) -> None:

@@ -59,7 +59,7 @@ from wake_router.metrics import Metrics
 from wake_router.notebook import ServiceNotebook
 from wake_router.registry import Registry, Service
 from wake_router.scheduler import Fleet, Member
-from wake_router.settings import Settings
+from wake_router.settings import MIB, Settings
 
 TICK_SECONDS: Final = 0.2
 CUT_SECONDS: Final = 5.0
@@ -133,6 +133,7 @@ class _Handle:
     engine: Engine
     notebook: ServiceNotebook
     held: deque[asyncio.Future[int]] = field(default_factory=deque)
+    held_bytes: int = 0
     leases: set[Lease] = field(default_factory=set)
     observer: asyncio.Task[None] | None = None
     transition: asyncio.Task[None] | None = None
@@ -326,26 +327,44 @@ class Executor:
 
     # ---- requests
 
-    async def admit(self, name: str, wished_wait_seconds: float | None = None) -> Lease:
-        """Wait until a request may be forwarded to a service; raises RefusedError, or KeyError for an unknown
-        service.
+    async def admit(
+        self, name: str, wished_wait_seconds: float | None = None, size: int = 0, waited_seconds: float = 0.0
+    ) -> Lease:
+        """Wait until a request may be forwarded; `size` is its body's in bytes, `waited_seconds` count
+        already.
+
+        Raises RefusedError, or KeyError for an unknown service.
         """
         handle = self._handles[name]
         if self._stopping:
             raise RefusedError(self.state(name), "the router stops", stopping=True)
-        arrived = self._clock.monotonic()
+        arrived = self._clock.monotonic() - waited_seconds
+        if not self.state(name).serving:
+            self._require_room(name, handle, size)
         for effect in self._dispatch(name, RequestArrived()):
             match effect:
                 case Forward():
-                    return Lease(self, name, handle, self.state(name).epoch, 0.0)
+                    return Lease(self, name, handle, self.state(name).epoch, waited_seconds)
                 case Refuse(kind, reason):
                     raise RefusedError(self.state(name), reason, kind)
                 case _:
                     continue
-        epoch = await self._wait_held(name, handle, arrived, wished_wait_seconds)
+        handle.held_bytes += size
+        try:
+            epoch = await self._wait_held(name, handle, arrived, wished_wait_seconds)
+        finally:
+            handle.held_bytes -= size
         held_seconds = self._clock.monotonic() - arrived
         self._metrics.held_seconds.labels(name).observe(held_seconds)
         return Lease(self, name, handle, epoch, held_seconds)
+
+    def _require_room(self, name: str, handle: _Handle, size: int) -> None:
+        """Refuse a body for which there is no room among those that wait; raises RefusedError."""
+        here = handle.held_bytes + size
+        everywhere = sum(each.held_bytes for each in self._handles.values()) + size
+        if here > self._settings.held_max_bytes_per_service or everywhere > self._settings.held_max_bytes:
+            reason = f"the bodies that wait fill {everywhere // MIB} MiB already"
+            raise RefusedError(self.state(name), reason, Refusal.QUEUE_FULL)
 
     async def _wait_held(self, name: str, handle: _Handle, arrived: float, wished: float | None) -> int:
         """Wait for the release; returns the service's epoch at that moment."""
@@ -419,11 +438,11 @@ class Executor:
             raise OrderError(f"Service '{name}' is {state.depth}, not {depth}: {state.reason}")
         return state
 
-    def pin(self, name: str, pinned: bool) -> None:
+    async def pin(self, name: str, pinned: bool) -> None:
         """Keep a service awake, or let it sleep again; raises KeyError for an unknown service."""
         notebook = self._handles[name].notebook
-        notebook.learn_soon(replace(notebook.memory, pinned=pinned))
         self._dispatch(name, PinChanged(pinned))
+        await notebook.learn(replace(notebook.memory, pinned=pinned))
 
     async def drain(self, name: str, deadline_seconds: float, limit_seconds: float) -> ServiceState:
         """Hold new requests until maintenance ends, let those in flight end, and cut what hasn't by the

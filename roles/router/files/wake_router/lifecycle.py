@@ -142,6 +142,8 @@ class ServiceState:
     pinned: bool = False
     fresh: bool = False
     """Never put to sleep since its process started, as far as the router knows for sure."""
+    called: bool = False
+    """A request has asked for it since it last served. Its wake goes on even if nobody waits any more."""
     waking_since: float | None = None
     """When somebody began to wait for it to serve again."""
     drain_until: float = 0.0
@@ -471,7 +473,7 @@ def _wake_wanted(state: ServiceState, policy: Policy, now: float) -> bool:
         return state.depth is Depth.SLEEPING and state.ordered is Depth.OFFLOADED
     if _repairing(state):
         return now >= state.retry_at
-    if state.held > 0 or _pinned(state, policy):
+    if state.called or state.held > 0 or _pinned(state, policy):
         return True
     # A sleeping engine ignores a second /sleep (it answers 200 all the same), so the way down to level 2 is
     # up first.
@@ -519,7 +521,7 @@ def _request_arrived(state: ServiceState, policy: Policy, event: Event, now: flo
         return state, (Refuse(Refusal.CORDONED, "its device is cordoned"),)
     if state.held >= policy.held_max:
         return state, (Refuse(Refusal.QUEUE_FULL, f"{state.held} requests wait for it already"),)
-    return replace(state, held=state.held + 1), (Hold(),)
+    return replace(state, held=state.held + 1, called=True), (Hold(),)
 
 
 def _request_ended(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -578,7 +580,7 @@ def _reason_for(state: ServiceState, transition: Transition) -> str:
     if state.ordered is not None:
         return f"ordered by a person: {state.ordered}"
     if transition is Transition.WAKE:
-        return "requests wait for it" if state.held else "on its way to level 2, or pinned"
+        return "requests ask for it" if state.called else "on its way to level 2, or pinned"
     return "idle"
 
 
@@ -593,6 +595,7 @@ def _transition_succeeded(state: ServiceState, policy: Policy, event: Event, now
         since=now,
         conditions=state.conditions - REPAIR,
         fresh=False,
+        called=state.called and reached is not Depth.AWAKE,
         waking_since=None,
         running=None,
         epoch=state.epoch + 1,
@@ -651,6 +654,7 @@ def _quarantine(state: ServiceState, reason: str, now: float) -> Outcome:
         retry_at=now + back_off_seconds(failures),
         ordered=None,
         held=0,
+        called=False,
         reason=reason,
     )
     # On the disk too: a restart of the router must not believe the engine's own word after this.
@@ -758,6 +762,7 @@ def _engine_appeared(state: ServiceState, event: Observed, now: float) -> Outcom
         conditions=state.conditions - REPAIR,
         incarnation=event.incarnation,
         fresh=is_new and depth is Depth.AWAKE,
+        called=state.called and depth is not Depth.AWAKE,
         waking_since=None,
         seen_booting=False,
         record=None,
