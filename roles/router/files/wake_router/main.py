@@ -20,6 +20,7 @@ from wake_router.clock import SystemClock
 from wake_router.events import Events
 from wake_router.executor import Executor
 from wake_router.forwarding import Forwarder, Limits
+from wake_router.http_protocol import PublicProtocol
 from wake_router.metrics import Metrics
 from wake_router.proxy import new_session
 from wake_router.public_api import PublicApi
@@ -139,7 +140,7 @@ def _server(application: Any, settings: Settings, tls: Tls | None = None) -> _Se
     return _Server(
         uvicorn.Config(
             application,
-            http="httptools",
+            http=PublicProtocol,
             ws="websockets-sansio",
             ws_max_size=MESSAGE_MAX_BYTES,
             ssl_certfile=tls.certificate if tls else None,
