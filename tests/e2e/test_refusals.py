@@ -46,7 +46,7 @@ def services(**changes: object) -> str:
         ),
         pytest.param(
             services(devices=["left", "right"], tensor_parallel=2),
-            ["tensor_parallel", "evidence"],
+            ["tensor_parallel", "p2p_check"],
             id="parallelism without evidence",
         ),
         pytest.param(

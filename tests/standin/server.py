@@ -503,11 +503,11 @@ async def serve(arguments: argparse.Namespace) -> None:
     if arguments.launcher_port:
         launcher = web.AppRunner(standin.launcher_application(), access_log=None)
         await launcher.setup()
-        await web.TCPSite(launcher, "127.0.0.1", arguments.launcher_port).start()
+        await web.TCPSite(launcher, arguments.host, arguments.launcher_port).start()
     await asyncio.sleep(arguments.boot_seconds)
     runner = web.AppRunner(standin.application(), access_log=None, handler_cancellation=True)
     await runner.setup()
-    standin.site = web.TCPSite(runner, "127.0.0.1", arguments.port, backlog=2048)
+    standin.site = web.TCPSite(runner, arguments.host, arguments.port, backlog=2048)
     await standin.site.start()
     standin.phase = "healthy"
     print("ready", flush=True)
@@ -517,6 +517,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """`python -m tests.standin.server --port 8000 ...`"""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--launcher-port", type=int, default=0)
     parser.add_argument("--model", default="stand-in")
