@@ -148,6 +148,7 @@ def _server(application: Any, settings: Settings, tls: Tls | None = None) -> _Se
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             log_level="critical",
             server_header=False,
             timeout_keep_alive=75,
