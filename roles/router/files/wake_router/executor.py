@@ -521,6 +521,11 @@ class Executor:
         self._events.emit("device", device=device, cordoned=cordoned)
 
     @property
+    def stopping(self) -> bool:
+        """Whether no new work is taken any more."""
+        return self._stopping
+
+    @property
     def cordoned(self) -> frozenset[str]:
         """Devices on which nothing is woken."""
         return self._cordoned

@@ -16,6 +16,7 @@ import uvicorn
 from wake_router import spool
 from wake_router.access import Gate, KeysError, Origins, read_keys
 from wake_router.admin_api import admin_app
+from wake_router.balancer import BalancerHealth
 from wake_router.clock import SystemClock
 from wake_router.events import Events
 from wake_router.executor import Executor
@@ -27,7 +28,6 @@ from wake_router.public_api import PublicApi
 from wake_router.realtime import MESSAGE_MAX_BYTES
 from wake_router.registry import Registry, RegistryError, read_registry
 from wake_router.settings import Address, Settings, SettingsError, Tls, read_settings
-
 
 ACCEPTS_PER_TURN: Final = 32
 
@@ -49,7 +49,9 @@ def run(environment: Mapping[str, str]) -> int:
         gate = Gate(None if settings.api_keys_file is None else read_keys(settings.api_keys_file))
         if settings.tls is not None:
             _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.tls)
-        sockets = [_listen(settings.public_address), _listen(settings.admin_address)]
+        addresses = [settings.public_address, settings.admin_address]
+        addresses += [settings.health_address] if settings.health_address is not None else []
+        sockets = [_listen(address) for address in addresses]
     except (SettingsError, RegistryError, KeysError) as error:
         print(f"wake_router: {error}", file=sys.stderr)
         return 2
@@ -73,7 +75,7 @@ def _listen(address: Address) -> socket.socket:
     except OSError as error:
         raise SettingsError(
             f"The router can't listen on {address.host}:{address.port}: {error.strerror}. "
-            "Set ROUTER_PUBLIC_ADDRESS or ROUTER_ADMIN_ADDRESS to a free one."
+            "Set ROUTER_PUBLIC_ADDRESS, ROUTER_ADMIN_ADDRESS or ROUTER_HEALTH_ADDRESS to a free one."
         ) from None
     listener.listen(2048)
     return listener
@@ -117,6 +119,8 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
 
         admin = admin_app(settings, executor, clock, events, metrics, reload)
         servers = [public_server, _server(admin, settings)]
+        if settings.health_address is not None:
+            servers.append(_server(BalancerHealth(lambda: executor.stopping), settings))
         stop = _stop_on_signals()
         _reload_on_hangup(reload, events)
         serving = [
