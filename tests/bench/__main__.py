@@ -22,7 +22,8 @@ from tests.standin.processes import HTTP, ROOT, Router, free_port, wait_until
 NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 4096; }}
 http {{
-  access_log off; keepalive_requests 100000000; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+  access_log off; keepalive_requests 100000000;
+  client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   upstream engine {{
     server 127.0.0.1:{upstream}; keepalive 512; keepalive_requests 100000000;
