@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 
-from tests.standin.processes import HTTP, Engine, Router, wait_until
+from tests.standin.processes import HTTP, Engine, Router, free_port, wait_until
 
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
@@ -278,6 +278,18 @@ def test_tls(engine: Engine, routers: Routers, tmp_path: Path) -> None:
 def _copy(folder: Path, name: str) -> None:
     for ending in ("pem", "key"):
         (folder / f"current.{ending}").write_bytes((folder / f"{name}.{ending}").read_bytes())
+
+
+def test_a_listener_for_balancers(engine: Engine, routers: Routers) -> None:
+    port = free_port()
+    router = routers(ROUTER_HEALTH_ADDRESS=f"127.0.0.1:{port}")
+    router.register(engine.registry_entry())
+    router.start()
+    url = f"http://127.0.0.1:{port}"
+    assert HTTP.get(f"{url}/health").status_code == 200
+    for path in ("/v1/models", "/admin/status", "/metrics"):
+        assert HTTP.get(url + path).status_code == 404
+    assert HTTP.post(f"{url}/health").status_code == 404
 
 
 # ---- what waits

@@ -244,3 +244,17 @@ def test_a_pin_survives_a_restart(engines: Engines, routers: Routers) -> None:
     router.order("services/text/wake")
     time.sleep(0.6)
     assert router.status("text")["depth"] == "awake"
+
+
+def test_an_engine_that_dies_of_its_canary_is_asked_for_less(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    engine.fault(die=["/v1/completions"])
+    router.order("services/text/sleep?timeout=2")
+    assert memory(router)["canary_attempts"] == 1
+    engine.boot_seconds = 0.4
+    engine.start()
+    router.wait_for("text", "awake")
+    assert router.order("services/text/sleep").status_code == 200
+    assert memory(router)["canary"]["kind"] == "plain"
+    engine.fault(garbage=True)
+    assert router.order("services/text/wake").status_code == 502

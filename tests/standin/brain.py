@@ -31,6 +31,7 @@ class Faults:
     cut_after_chunks: int | None = None
     """The stream's connection is cut after so many chunks; the process goes on."""
     reload_keeps_garbage: bool = False
+    garbage: bool = False
     nan_answers: bool = False
     corrupted_requests: int = 0
 

@@ -229,7 +229,8 @@ class StandIn:
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or len(ANSWER)
         if not isinstance(limit, int):
             raise _bad_request("max_tokens: input should be a valid integer")
-        words = ANSWER if self.brain.weights_good else ["!"] * len(ANSWER)
+        good = self.brain.weights_good and not self.brain.faults.garbage
+        words = ANSWER if good else ["!"] * len(ANSWER)
         return (words * math.ceil(limit / len(words)))[:limit] if limit > len(words) else words[:limit]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:

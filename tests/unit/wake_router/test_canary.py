@@ -93,6 +93,17 @@ def test_another_shape_is_a_value_error(task: str, document: Any) -> None:
         read_answer(task, document)
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("task", ["generate", "embed", "rerank"])
-def test_the_model_is_named(task: str) -> None:
-    assert all(body["model"] == "m" for _, body in requests_for(task, "m"))
+def test_the_model_is_named(task: str, plain: bool) -> None:
+    assert all(body["model"] == "m" for _, body in requests_for(task, "m", plain))
+
+
+def test_without_log_probabilities_the_text_is_compared() -> None:
+    plain = read_answer("generate", {"choices": [{"text": " wrote it down", "logprobs": None}]})
+    assert plain == Answer("plain", (), (" wrote it down",))
+    assert degeneracy(plain) is None
+    assert degeneracy(Answer("plain", (), ("!!!!",)))
+    assert degeneracy(Answer("plain", (), ("",)))
+    assert difference(plain, Answer("plain", (), (" wrote it up",))) is None
+    assert difference(plain, Answer("plain", (), ("zzz qqq xyx",)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Final
 
 MEAN_LOGPROB_LIMIT: Final = 0.15
@@ -20,6 +21,8 @@ COSINE_LIMIT: Final = 0.99
 """Least cosine between an embedding and the recorded one."""
 SCORE_LIMIT: Final = 0.05
 """Largest difference of a score, relative to the spread of the recorded ones and at least absolute."""
+TEXT_LIKENESS_LIMIT: Final = 0.5
+"""Least likeness of a decoded text to the recorded one where there are no log-probabilities."""
 DECODED_TOKENS: Final = 16
 
 PROMPTS: Final = (
@@ -55,18 +58,21 @@ class Answer:
     tokens: tuple[str, ...] = ()
 
 
-def requests_for(task: str, model: str) -> list[tuple[str, dict[str, Any]]]:
-    """Path and body of the canary's request; the later ones are tried when the engine refuses the earlier."""
+def requests_for(task: str, model: str, plain: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Path and body of the canary's request; the later ones are tried when the engine refuses the earlier.
+
+    `plain` does without log-probabilities, for engines that don't survive them.
+    """
     if task == "generate":
-        return [("/v1/completions", _completion(model, prompt)) for prompt in PROMPTS]
+        return [("/v1/completions", _completion(model, prompt, plain)) for prompt in PROMPTS]
     if task == "embed":
         return [("/v1/embeddings", {"model": model, "input": list(TEXTS), "encoding_format": "float"})]
     return [("/score", {"model": model, "text_1": TEXTS[0], "text_2": list(TEXTS)})]
 
 
-def _completion(model: str, prompt: str) -> dict[str, Any]:
-    fixed = {"temperature": 0, "seed": 0, "logprobs": 1, "prompt_logprobs": 1}
-    return {"model": model, "prompt": prompt, "max_tokens": DECODED_TOKENS, **fixed}
+def _completion(model: str, prompt: str, plain: bool) -> dict[str, Any]:
+    body = {"model": model, "prompt": prompt, "max_tokens": DECODED_TOKENS, "temperature": 0, "seed": 0}
+    return body if plain else {**body, "logprobs": 1, "prompt_logprobs": 1}
 
 
 def read_answer(task: str, document: Any) -> Answer:
@@ -83,6 +89,8 @@ def read_answer(task: str, document: Any) -> Answer:
 
 
 def _read_text(choice: dict[str, Any]) -> Answer:
+    if choice.get("logprobs") is None and choice.get("prompt_logprobs") is None:
+        return Answer("plain", (), (str(choice["text"]),))
     positions = [position for position in choice["prompt_logprobs"] if position]
     # Each position holds the prompt's own token and, if it is another, the likeliest: the own one is the
     # least.
@@ -93,6 +101,9 @@ def _read_text(choice: dict[str, Any]) -> Answer:
 
 def degeneracy(answer: Answer) -> str | None:
     """Why an answer can't come from a healthy engine; None when it can."""
+    if answer.kind == "plain":
+        text = "".join(answer.tokens)
+        return f"the canary's answer is nothing but {text!r}" if len(set(text)) <= 1 else None
     values = [value for row in answer.rows for value in row]
     if not values or not all(answer.rows):
         return "the canary's answer is empty"
@@ -120,6 +131,9 @@ def difference(expected: Answer, answer: Answer) -> str | None:
     same_shape = [len(row) for row in expected.rows] == [len(row) for row in answer.rows]
     if expected.kind != answer.kind or (not same_shape and expected.kind != "generate"):
         return "the canary's answer has another shape than the recorded one"
+    if expected.kind == "plain":
+        alike = SequenceMatcher(None, "".join(expected.tokens), "".join(answer.tokens)).ratio()
+        return None if alike >= TEXT_LIKENESS_LIMIT else f"the decoded text is only {alike:.0%} alike"
     if expected.kind == "generate":
         return _text_difference(expected, answer)
     if expected.kind == "embed":

@@ -127,10 +127,10 @@ class Engine:
             raise EngineError(f"/is_sleeping answered {status}: {_excerpt(body)}")
         return bool(answer["is_sleeping"])
 
-    async def ask_canary(self, task: str, model: str) -> canary.Answer:
+    async def ask_canary(self, task: str, model: str, plain: bool) -> canary.Answer:
         """Ask the canary's questions; raises CanaryUnavailableError, EngineError."""
         refusals: list[str] = []
-        for path, body in canary.requests_for(task, model):
+        for path, body in canary.requests_for(task, model, plain):
             status, answer = await self._call("POST", f"{self._base_url}{path}", self._timeouts.canary, body)
             if status == 200:
                 return self._read_canary(task, answer)

@@ -392,8 +392,11 @@ class Executor:
     def estimated_wake_seconds(self, name: str) -> float:
         """How long until a service serves again, by what was measured; raises KeyError for an unknown one."""
         state, samples = self.state(name), self._samples(name)
-        elapsed = 0.0 if state.waking_since is None else self._clock.monotonic() - state.waking_since
-        return waits.estimated_wake_seconds(waits.depth_to_wake_from(state), self.waits, samples, elapsed)
+        now = self._clock.monotonic()
+        elapsed = 0.0 if state.waking_since is None else now - state.waking_since
+        until_repair = max(0.0, state.retry_at - now) if state.conditions & lifecycle.REPAIR else 0.0
+        depth = waits.depth_to_wake_from(state)
+        return until_repair + waits.estimated_wake_seconds(depth, self.waits, samples, elapsed)
 
     def _stop_waiting(self, name: str, handle: _Handle, ready: asyncio.Future[int]) -> None:
         """A held request leaves; if it had just been released, it counts as in flight and ends."""
@@ -516,6 +519,11 @@ class Executor:
             self._refresh_policy(name)
             self._dispatch(name, Tick())
         self._events.emit("device", device=device, cordoned=cordoned)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no new work is taken any more."""
+        return self._stopping
 
     @property
     def cordoned(self) -> frozenset[str]:

@@ -512,9 +512,9 @@ def _pinned(state: ServiceState, policy: Policy) -> bool:
 
 
 def _request_arrived(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
-    state = replace(state, last_activity=now)
     if state.serving:
-        return replace(state, in_flight=state.in_flight + 1), (Forward(),)
+        return replace(state, in_flight=state.in_flight + 1, last_activity=now), (Forward(),)
+    state = replace(state, last_activity=now)
     if _repairing(state):
         return state, (Refuse(Refusal.QUARANTINED, state.reason),)
     if policy.cordoned and not state.conditions:

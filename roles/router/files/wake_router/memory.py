@@ -26,6 +26,8 @@ class Memory:
 
     definition: str = ""
     canary: Answer | None = None
+    canary_attempts: int = 0
+    """How often recording one was begun; an engine that doesn't survive it isn't asked again and again."""
     level_2_round_trips: int = 0
     level_2_broken: str | None = None
     pinned: bool = False
@@ -35,7 +37,7 @@ class Memory:
         """The same without what was learned about another definition."""
         if definition == self.definition:
             return self
-        return replace(self, definition=definition, canary=None, level_2_round_trips=0, level_2_broken=None)
+        return Memory(definition=definition, pinned=self.pinned, wake_seconds=self.wake_seconds)
 
     def with_sample(self, depth: str, seconds: float) -> Memory:
         """One more measured wake."""
@@ -67,6 +69,7 @@ def _render(memory: Memory) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "definition": memory.definition,
         "canary": answer and {"kind": answer.kind, "rows": answer.rows, "tokens": answer.tokens},
+        "canary_attempts": memory.canary_attempts,
         "level_2_round_trips": memory.level_2_round_trips,
         "level_2_broken": memory.level_2_broken,
         "pinned": memory.pinned,
@@ -81,6 +84,7 @@ def _parse(document: dict[str, Any]) -> Memory:
     return Memory(
         definition=str(document["definition"]),
         canary=canary and _parse_answer(canary),
+        canary_attempts=int(document["canary_attempts"]),
         level_2_round_trips=int(document["level_2_round_trips"]),
         level_2_broken=document["level_2_broken"],
         pinned=bool(document["pinned"]),

@@ -203,6 +203,9 @@ async def _relay_answer(
                 exchange.first_byte_at = clock()
                 if see is not None:
                     see(chunk)
+            if response.content.at_eof():
+                await exchange.finish(chunk)
+                return
             await exchange.write(chunk)
     except (TimeoutError, aiohttp.ClientError, OSError):
         if not event_stream or response.headers.get("Content-Length"):

@@ -7,6 +7,7 @@
 | FRONTDOOR_ADMIN_TOKEN_FILE | /secrets/admin-token | path | what state-changing admin calls must present |
 | ROUTER_PUBLIC_ADDRESS | 0.0.0.0:8000 | host:port | OpenAI surface |
 | ROUTER_ADMIN_ADDRESS | 127.0.0.1:8010 | host:port | admin surface |
+| ROUTER_HEALTH_ADDRESS | (none) | host:port | a listener for a balancer's checks only |
 | ROUTER_ADMIN_HOSTS | (none) | comma list | Host names accepted by the admin surface beside loopback |
 | IDLE_SLEEP_MIN | 15 | minutes | idle time until level 1; 0: never |
 | IDLE_OFFLOAD_MIN | 180 | minutes | idle time until level 2; 0: never |
@@ -83,6 +84,7 @@ class Settings:
     admin_token_file: Path
     public_address: Address
     admin_address: Address
+    health_address: Address | None
     admin_hosts: frozenset[str]
     idle_sleep_seconds: float
     idle_offload_seconds: float
@@ -125,6 +127,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         admin_token_file=Path(reader.text("FRONTDOOR_ADMIN_TOKEN_FILE", "/secrets/admin-token")),
         public_address=reader.address("ROUTER_PUBLIC_ADDRESS", "0.0.0.0:8000"),
         admin_address=reader.address("ROUTER_ADMIN_ADDRESS", "127.0.0.1:8010"),
+        health_address=reader.address_or_none("ROUTER_HEALTH_ADDRESS"),
         admin_hosts=frozenset(reader.names("ROUTER_ADMIN_HOSTS")),
         idle_sleep_seconds=60 * reader.number("IDLE_SLEEP_MIN", 15, "minutes"),
         idle_offload_seconds=60 * reader.number("IDLE_OFFLOAD_MIN", 180, "minutes"),
@@ -192,6 +195,9 @@ class _Reader:
             self._mistakes.append(f"{name} is {text!r}, but must be a number of {unit}, at least {least:g}.")
             return default
         return value
+
+    def address_or_none(self, name: str) -> Address | None:
+        return self.address(name, "") if self.text(name, "") else None
 
     def address(self, name: str, default: str) -> Address:
         text = self.text(name, default)

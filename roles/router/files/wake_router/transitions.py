@@ -18,6 +18,9 @@ _HARMLESS: Final = frozenset({Step.RECORD_CANARY})
 """Steps that change nothing in the engine, and so leave no intent."""
 
 
+CANARY_ATTEMPTS: Final = 2
+
+
 class Notebook(Protocol):
     """Where a transition writes down what it does and learns."""
 
@@ -96,10 +99,15 @@ async def _confirm(task: Assignment) -> None:
 
 async def record_canary(engine: Engine, service: Service, notebook: Notebook) -> None:
     """Record what a fresh engine answers, if it answers twice the same and sensibly; raises EngineError."""
-    if notebook.memory.canary is not None:
+    attempts = notebook.memory.canary_attempts
+    if notebook.memory.canary is not None or attempts >= CANARY_ATTEMPTS:
         return
+    # Written down first: an engine that dies of it is asked for less the next time, and then no more.
+    await notebook.learn(replace(notebook.memory, canary_attempts=attempts + 1))
     try:
-        first, second = [await engine.ask_canary(service.task, service.model) for _ in range(2)]
+        first, second = [
+            await engine.ask_canary(service.task, service.model, plain=attempts > 0) for _ in range(2)
+        ]
     except CanaryUnavailableError as error:
         notebook.note(f"no canary: {error}")
         return
@@ -145,7 +153,9 @@ async def _once_more(ask: Callable[[], Awaitable[str | None]]) -> str | None:
 
 async def _canary_problem(engine: Engine, service: Service, expected: canary.Answer | None) -> str | None:
     try:
-        answer = await engine.ask_canary(service.task, service.model)
+        # Without a recorded one only garbage can be told, for which the text is enough.
+        plain = expected is None or expected.kind == "plain"
+        answer = await engine.ask_canary(service.task, service.model, plain)
     except CanaryUnavailableError as error:
         return str(error) if expected is not None else None
     problem = canary.degeneracy(answer)
