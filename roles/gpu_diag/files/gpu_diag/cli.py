@@ -12,8 +12,10 @@ from types import ModuleType
 from typing import NoReturn
 
 from gpu_diag import exits
+from gpu_diag import watch as watch_command
 from gpu_diag.evidence import EvidenceError, json_schema
 from gpu_diag.hostfacts import command as host_command
+from gpu_diag.integrity import command as integrity_command
 from gpu_diag.p2p import command as p2p_command
 from gpu_diag.weights import command as weights_command
 
@@ -26,7 +28,9 @@ _STATUSES = (
 
 _COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "p2p": (p2p_command, "check the paths between GPUs"),
+    "integrity": (integrity_command, "check each GPU by itself"),
     "weights": (weights_command, "check the files of a model folder"),
+    "watch": (watch_command, "follow the kernel log and mark evidence suspect"),
     "host": (host_command, "show what the host says about itself"),
 }
 

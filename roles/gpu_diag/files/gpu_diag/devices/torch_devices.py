@@ -47,15 +47,24 @@ def import_torch() -> Any:
         ) from error
 
 
-def open_gpus() -> TorchDevices:
-    """All GPUs that torch sees. Raises NoDevicesError where there is none, or one has too little free
-    memory."""
-    torch = import_torch()
+def gpu_targets(torch: Any) -> list[Any]:
+    """All GPUs that torch sees. Raises NoDevicesError where there is none."""
     if not torch.cuda.is_available():
         raise NoDevicesError(
             "torch sees no GPU: start the container with --gpus all, and see whether nvidia-smi works"
         )
-    targets = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+
+
+def cpu_targets(torch: Any, count: int) -> list[Any]:
+    """The processor, ``count`` times."""
+    return [torch.device("cpu")] * count
+
+
+def open_gpus() -> TorchDevices:
+    """All GPUs. Raises NoDevicesError where there is none, or one has too little free memory."""
+    torch = import_torch()
+    targets = gpu_targets(torch)
     for target in targets:
         with _lost_devices():
             free, _ = torch.cuda.mem_get_info(target)
@@ -70,7 +79,19 @@ def open_gpus() -> TorchDevices:
 def open_cpu(count: int) -> TorchDevices:
     """``count`` shares of this machine's memory."""
     torch = import_torch()
-    return TorchDevices(torch, [torch.device("cpu")] * count, _CPU_ARENA_WORDS)
+    return TorchDevices(torch, cpu_targets(torch, count), _CPU_ARENA_WORDS)
+
+
+def describe(torch: Any, target: Any, number: int) -> Device:
+    """What torch knows of a device."""
+    if target.type != "cuda":
+        return Device(f"share {number} of the processor", None, None, None)
+    properties = torch.cuda.get_device_properties(target)
+    uuid = getattr(properties, "uuid", None)
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    bus = [part for part in parts if isinstance(part, int)]
+    address = "{:04x}:{:02x}:{:02x}.0".format(*bus) if len(bus) == 3 else None
+    return Device(properties.name, f"GPU-{uuid}" if uuid is not None else None, None, address)
 
 
 @contextmanager
@@ -94,23 +115,15 @@ class TorchDevices:
         self._torch, self._targets = torch, list(targets)
         self.arena_words = arena_words
         self._is_cuda = bool(targets) and targets[0].type == "cuda"
-        self.devices: Sequence[Device] = [self._describe(number) for number in range(len(self._targets))]
+        self.devices: Sequence[Device] = [
+            describe(torch, target, number) for number, target in enumerate(self._targets)
+        ]
         with _lost_devices():
             self._arenas = [
                 torch.empty(arena_words, dtype=torch.int64, device=target) for target in self._targets
             ]
             self._host = torch.empty(HOST_ARENA_WORDS, dtype=torch.int64, pin_memory=self._is_cuda)
             self._stage = torch.empty(_CHUNK_WORDS, dtype=torch.int64, pin_memory=self._is_cuda)
-
-    def _describe(self, number: int) -> Device:
-        if not self._is_cuda:
-            return Device(f"share {number} of the processor's memory", None, None, None)
-        properties = self._torch.cuda.get_device_properties(self._targets[number])
-        uuid = getattr(properties, "uuid", None)
-        parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-        bus = [part for part in parts if isinstance(part, int)]
-        address = "{:04x}:{:02x}:{:02x}.0".format(*bus) if len(bus) == 3 else None
-        return Device(properties.name, f"GPU-{uuid}" if uuid is not None else None, None, address)
 
     def peer_access(self, source: int, destination: int) -> bool:
         """As the driver says; shares of one memory have no path between them to check."""

@@ -10,6 +10,8 @@ Json = dict[str, object]
 
 KINDS = ("weights", "p2p", "integrity", "host", "control")
 SCHEMA_VERSION = 1
+# Marks of the watcher that revoke evidence about GPUs (see gpu_diag.suspicion).
+SUSPECT_FOLDER = "suspect"
 _LARGEST_DOCUMENT_BYTES = 64 * 1024 * 1024
 
 
