@@ -17,6 +17,7 @@ from gpu_diag.evidence import EvidenceError, json_schema
 from gpu_diag.hostfacts import command as host_command
 from gpu_diag.integrity import command as integrity_command
 from gpu_diag.p2p import command as p2p_command
+from gpu_diag.report import command as report_command
 from gpu_diag.weights import command as weights_command
 
 _DEBUG = "GPU_DIAG_DEBUG"
@@ -31,6 +32,7 @@ _COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "integrity": (integrity_command, "check each GPU by itself"),
     "weights": (weights_command, "check the files of a model folder"),
     "watch": (watch_command, "follow the kernel log and mark evidence suspect"),
+    "report": (report_command, "say what the evidence of this box means"),
     "host": (host_command, "show what the host says about itself"),
 }
 
