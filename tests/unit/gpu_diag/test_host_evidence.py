@@ -10,10 +10,11 @@ import pytest
 from gpu_diag import cli, watch
 from gpu_diag.evidence import timestamp
 from gpu_diag.hostfacts.gpu_diag_box import Question, discover
+from gpu_diag.hostfacts.gpu_diag_evidence_files import revoked_by
 from gpu_diag.hostfacts.kernel_log import Event, parse_kernel_log
 from gpu_diag.hostfacts.topology import NvLink, parse_nvlink_status, parse_peer_status, parse_topology
 from gpu_diag.hostfacts.xid import meaning_of
-from gpu_diag.suspicion import from_engine, from_event, from_inventories, revoked_by
+from gpu_diag.suspicion import from_engine, from_event, from_inventories
 
 
 def test_topology_with_escapes_blank_columns_and_a_code_of_tomorrow(fixtures: Path) -> None:

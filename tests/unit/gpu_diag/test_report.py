@@ -13,7 +13,7 @@ import pytest
 from gpu_diag import cli
 from gpu_diag.evidence import json_schema
 from gpu_diag.hostfacts.gpu_diag_evidence_files import documents
-from gpu_diag.report.blocks import Heading, Items, Paragraph, Table, to_html, to_markdown
+from gpu_diag.report.blocks import Block, Heading, Items, Paragraph, Table, to_html, to_markdown
 from gpu_diag.report.diagnosis import Diagnosis, Host, diagnose, host_of
 from gpu_diag.report.history import Json, boots_of, changes, runs_of
 from gpu_diag.report.report import make_report

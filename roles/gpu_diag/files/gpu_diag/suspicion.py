@@ -5,7 +5,7 @@ A mark revokes what was proven before it, in the same boot (another boot makes e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpu_diag.hostfacts.kernel_log import Event
@@ -90,20 +90,4 @@ def from_engine(pci_addresses: Iterable[str], reason: str, moment: str) -> list[
     return [
         Suspicion(f"engine_{reason}", address, sentences[reason], f"{reason}-{address}-{moment}")
         for address in pci_addresses
-    ]
-
-
-def revoked_by(document: Mapping[str, object], marks: Iterable[Mapping[str, object]]) -> list[str]:
-    """Sentences on why a document about GPUs is suspect: marks of its boot, on its GPUs, made after it."""
-    identity = document.get("identity")
-    if not isinstance(identity, Mapping):
-        return []
-    gpus = identity.get("gpus")
-    addresses = {gpu.get("pci_address") for gpu in gpus} if isinstance(gpus, list) else set()
-    return [
-        str(mark.get("sentence"))
-        for mark in marks
-        if mark.get("boot_id") == identity.get("boot_id")
-        and mark.get("pci_address") in addresses
-        and str(mark.get("at")) > str(document.get("finished_at"))
     ]

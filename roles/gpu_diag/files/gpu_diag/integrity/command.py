@@ -14,10 +14,10 @@ from pathlib import Path
 from gpu_diag import exits
 from gpu_diag.evidence import Evidence, EvidenceStore, Json, Tool, timestamp
 from gpu_diag.hostfacts.gpu_diag_box import Question, discover
-from gpu_diag.identity import identity_of
 from gpu_diag.integrity.verdict import DeviceResult, Finding, judge
 from gpu_diag.output import print_evidence
 from gpu_diag.p2p.command import recover
+from gpu_diag.present import present_identity
 
 INTEGRITY_TOOL_VERSION = "1.0.0"
 _KILL_SECONDS = 2.0
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the check; returns the exit status."""
     seed = arguments.seed if arguments.seed is not None else secrets.randbelow(1 << 32)
     box = discover(Question())
-    identity = identity_of(box)
+    identity = present_identity()
     started = datetime.now(UTC)
     store = EvidenceStore(Path(arguments.evidence)) if arguments.evidence else None
     if store is not None:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from gpu_diag import exits
 from gpu_diag.evidence import Evidence, EvidenceStore, Json, Tool, evidence_of, timestamp
-from gpu_diag.hostfacts.gpu_diag_box import Question, discover
-from gpu_diag.identity import identity_of
 from gpu_diag.output import print_evidence
+from gpu_diag.present import present_identity
 
 if TYPE_CHECKING:
     from gpu_diag.devices.protocol import Devices
@@ -83,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _identity(simulated: str | None) -> Json:
-    return {"simulated": simulated} if simulated else identity_of(discover(Question()))
+    return {"simulated": simulated} if simulated else present_identity()
 
 
 def recover(store: EvidenceStore, identity: Json) -> None:

@@ -44,6 +44,7 @@ class Diagnosis:
 
 _HEADLINES = {
     "none": "No fault between GPUs has been seen.",
+    "untested": "There is no path between GPUs that could be checked on this machine.",
     "mended": "The fault that was seen before is gone in the present boot.",
     "platform": (
         "The fault is in the platform's state (IOMMU mappings between the GPUs, driver, kernel, ACS), "
@@ -109,7 +110,7 @@ def diagnose(boots: Sequence[Boot], gpus_clean: bool | None, host: Host) -> Diag
     cause = _cause(boots, moves, gpus_clean)
     headline = _HEADLINES[cause]
     why = (*_why(last, moves, gpus_clean), *_host_reasons(host))
-    if cause in ("none", "mended"):
+    if cause in ("none", "mended", "untested"):
         return Diagnosis("none", headline, why, ())
     return Diagnosis(cause, headline, why, tuple(_ladder(cause, host)))
 
@@ -119,6 +120,8 @@ def _cause(boots: Sequence[Boot], moves: Sequence[Movement], gpus_clean: bool | 
     kinds = {move.kind for move in moves}
     if last.verdict == "inconclusive" and (last.class_ or "").startswith("control"):
         return "control"
+    if set(last.pairs.values()) == {"not_applicable"}:
+        return "untested"
     if not last.bad_pairs():
         ever = any(run.bad_pairs() for boot in boots for run in boot.runs)
         return "mended" if ever else "none"

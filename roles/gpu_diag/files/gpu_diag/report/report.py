@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gpu_diag.hostfacts.gpu_diag_evidence_files import revoked_by
 from gpu_diag.identity import differences
 from gpu_diag.report.blocks import Block, Heading, Items, Paragraph, Table
 from gpu_diag.report.diagnosis import Diagnosis, diagnose, host_of
 from gpu_diag.report.history import Boot, Json, Run, boots_of, changes, runs_of
-from gpu_diag.suspicion import revoked_by
 
 Documents = Mapping[str, Sequence[Json]]
 _SHOWN_BOOTS = 6
