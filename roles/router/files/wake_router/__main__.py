@@ -1,0 +1,28 @@
+"""`python3 -m wake_router` runs the router; with `schema` it prints the registry's JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def main(arguments: list[str]) -> int:
+    """Dispatch; returns the exit status."""
+    if arguments == ["schema"]:
+        from wake_router.registry import schema
+
+        print(json.dumps(schema(), indent=2))
+        return 0
+    if arguments:
+        print(
+            "usage: python3 -m wake_router [schema]   (settings come from the environment)", file=sys.stderr
+        )
+        return 2
+    from wake_router.main import run
+
+    return run(os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

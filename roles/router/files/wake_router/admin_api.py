@@ -1,0 +1,226 @@
+"""The admin surface: what operators see and order. Never reachable through the public listener."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from wake_router.admin_contract import AdminError, ErrorMessage, OrderDone, Reloaded, ServiceStatus, Status
+from wake_router.clock import Clock
+from wake_router.events import Events
+from wake_router.executor import Executor, OrderError, OrderTimeoutError
+from wake_router.lifecycle import RESTING, Depth, ServiceState
+from wake_router.metrics import Metrics
+from wake_router.registry import RegistryError, Service, read_registry
+from wake_router.settings import Settings
+
+LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_READING: Final = frozenset({"GET", "HEAD"})
+
+Timeout = Annotated[float | None, Query(gt=0, description="how long to wait, in seconds; capped")]
+
+
+class AdminRequestError(Exception):
+    """An answer other than 2xx; the message is a sentence for people."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def admin_app(
+    settings: Settings, executor: Executor, clock: Clock, events: Events, metrics: Metrics
+) -> FastAPI:
+    """The FastAPI application of the admin listener."""
+    app = FastAPI(title="vllm-frontdoor admin", version="1", docs_url=None, redoc_url=None, openapi_url=None)
+    guard = _Guard(settings, events)
+    app.middleware("http")(guard)
+    _add_error_handlers(app)
+    _add_reading_routes(app, executor, clock, metrics)
+    _add_order_routes(app, settings, executor)
+
+    @app.post("/admin/reload")
+    async def reload() -> Reloaded:
+        """Read the registry again; nothing changes when it is unusable."""
+        try:
+            changes = executor.load(read_registry(settings.registry))
+        except RegistryError as error:
+            raise AdminRequestError(422, str(error)) from None
+        return Reloaded(instance=executor.instance, changes=changes)
+
+    return app
+
+
+class _Guard:
+    """Lets in who may enter: a known Host, no foreign page, the token for what changes something."""
+
+    def __init__(self, settings: Settings, events: Events) -> None:
+        self._hosts = LOOPBACK_HOSTS | {settings.admin_address.host} | settings.admin_hosts
+        self._token_file = settings.admin_token_file
+        self._events = events
+
+    async def __call__(self, request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        problem = self._problem(request)
+        response = _error(problem.status, str(problem)) if problem else await go_on(request)
+        if request.method not in _READING:
+            client = request.client
+            self._events.emit(
+                "admin",
+                method=request.method,
+                path=request.url.path[:200],
+                status=response.status_code,
+                client=f"{client.host}:{client.port}" if client else None,
+                operator=request.headers.get("x-operator", "")[:64] or None,
+                error=str(problem) if problem else None,
+            )
+        return response
+
+    def _problem(self, request: Request) -> AdminRequestError | None:
+        if _host_of(f"//{request.headers.get('host', '')}") not in self._hosts:
+            return AdminRequestError(
+                403, "This Host is not served here; use the loopback address (ROUTER_ADMIN_HOSTS)."
+            )
+        origin = request.headers.get("origin")
+        if origin is not None and _host_of(origin) not in self._hosts:
+            return AdminRequestError(403, "Pages of other origins may not use the admin surface.")
+        return None if request.method in _READING else self._token_problem(request)
+
+    def _token_problem(self, request: Request) -> AdminRequestError | None:
+        token = _read_token(self._token_file)
+        if token is None:
+            return AdminRequestError(
+                503, f"There is no admin token in {self._token_file}; deploy again to create it."
+            )
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
+            return AdminRequestError(401, "This needs the header 'Authorization: Bearer <admin token>'.")
+        return None
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _read_token(path: Path) -> bytes | None:
+    """Read at every use, so that a new token works at once; None when there is none."""
+    try:
+        return path.read_bytes().strip() or None
+    except OSError:
+        return None
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse(AdminError(error=ErrorMessage(message=message)).model_dump(), status)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(AdminRequestError)
+    async def answer_problem(_: Request, problem: AdminRequestError) -> Response:
+        return _error(problem.status, str(problem))
+
+    @app.exception_handler(RequestValidationError)
+    async def answer_bad_request(_: Request, error: RequestValidationError) -> Response:
+        places = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
+        return _error(400, f"The request isn't right: {places}")
+
+    @app.exception_handler(HTTPException)
+    async def answer_http_error(request: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}")
+
+
+def _add_reading_routes(app: FastAPI, executor: Executor, clock: Clock, metrics: Metrics) -> None:
+    @app.get("/admin/status")
+    async def status() -> Status:
+        now = clock.monotonic()
+        services = [_status(executor, service, state, now) for service, state in executor.services()]
+        return Status(instance=executor.instance, services=services)
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        counts = [
+            (service.name, state.depth, state.in_flight, state.held) for service, state in executor.services()
+        ]
+        return Response(metrics.show(counts), media_type="text/plain; version=0.0.4")
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok"}
+
+
+def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> None:
+    async def order(name: str, depth: Depth, timeout_seconds: float | None) -> OrderDone:
+        longest = settings.admin_wait_max_seconds
+        try:
+            state = await executor.order(name, depth, min(timeout_seconds or longest, longest))
+        except KeyError:
+            raise _unknown(name) from None
+        except OrderTimeoutError as error:
+            raise AdminRequestError(504, str(error)) from None
+        except OrderError as error:
+            raise AdminRequestError(502, str(error)) from None
+        return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
+
+    def pin(name: str, pinned: bool) -> OrderDone:
+        try:
+            executor.pin(name, pinned)
+        except KeyError:
+            raise _unknown(name) from None
+        return OrderDone(service=name, depth=executor.state(name).depth, pinned=executor.pinned(name))
+
+    @app.post("/admin/services/{name}/wake")
+    async def wake(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109  (a query parameter)
+        return await order(name, Depth.AWAKE, timeout)
+
+    @app.post("/admin/services/{name}/sleep")
+    async def sleep(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
+        return await order(name, Depth.SLEEPING, timeout)
+
+    @app.post("/admin/services/{name}/offload")
+    async def offload(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
+        return await order(name, Depth.OFFLOADED, timeout)
+
+    @app.post("/admin/services/{name}/pin")
+    async def pin_service(name: str) -> OrderDone:
+        return pin(name, True)
+
+    @app.post("/admin/services/{name}/unpin")
+    async def unpin_service(name: str) -> OrderDone:
+        return pin(name, False)
+
+
+def _unknown(name: str) -> AdminRequestError:
+    return AdminRequestError(404, f"There is no service '{name[:100]}'; GET /admin/status lists them.")
+
+
+def _status(executor: Executor, service: Service, state: ServiceState, now: float) -> ServiceStatus:
+    idle = 0.0 if state.in_flight or state.held else now - state.last_activity
+    waiting = state.retry_at > now and state.depth in RESTING
+    return ServiceStatus(
+        name=service.name,
+        model=service.model,
+        aliases=list(service.aliases),
+        task=service.task,
+        depth=state.depth,
+        conditions=sorted(state.conditions),
+        since_seconds=round(now - state.since, 3),
+        in_flight=state.in_flight,
+        held=state.held,
+        idle_seconds=round(idle, 3),
+        devices=list(service.devices),
+        incarnation=state.incarnation,
+        last_wake_seconds=executor.last_wake_seconds(service.name),
+        pinned=executor.pinned(service.name),
+        retry_in_seconds=round(state.retry_at - now, 3) if waiting else None,
+        reason=state.reason,
+    )

@@ -1,0 +1,65 @@
+"""The shapes of the admin surface's answers, versioned."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from wake_router.lifecycle import Condition, Depth
+
+
+class ServiceStatus(BaseModel):
+    """One service as operators see it. Durations in seconds."""
+
+    name: str
+    model: str
+    aliases: list[str]
+    task: str
+    depth: Depth
+    conditions: list[Condition]
+    since_seconds: float
+    in_flight: int
+    held: int
+    idle_seconds: float
+    devices: list[str]
+    incarnation: str | None
+    last_wake_seconds: float | None
+    pinned: bool
+    retry_in_seconds: float | None
+    reason: str
+
+
+class Status(BaseModel):
+    """Answer of `GET /admin/status`."""
+
+    schema_version: Literal[1] = 1
+    instance: str
+    services: list[ServiceStatus]
+
+
+class OrderDone(BaseModel):
+    """Answer of a wake, sleep, offload, pin or unpin."""
+
+    service: str
+    depth: Depth
+    pinned: bool
+
+
+class Reloaded(BaseModel):
+    """Answer of `POST /admin/reload`."""
+
+    instance: str
+    changes: list[str]
+
+
+class ErrorMessage(BaseModel):
+    """What went wrong, as a sentence."""
+
+    message: str
+
+
+class AdminError(BaseModel):
+    """Every answer that isn't 2xx."""
+
+    error: ErrorMessage

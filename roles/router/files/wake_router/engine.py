@@ -1,0 +1,173 @@
+"""Client of one vLLM server and of the launcher beside it (vLLM 0.27.1 to 0.32.0).
+
+The sleep routes answer with an empty body up to 0.31 and with JSON from 0.32 on; neither is believed, only
+what `/is_sleeping` says afterwards is. `/sleep` and `/wake_up` take their arguments from the query only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from wake_router.lifecycle import Presence, Step
+
+QUICK_SECONDS: Final = 5.0
+"""For calls that a healthy engine answers at once."""
+
+_START_TIME: Final = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+
+class EngineError(Exception):
+    """A call to an engine failed; the message is a sentence."""
+
+
+class EngineUnreachableError(EngineError):
+    """Nobody listens at the engine's address."""
+
+
+class EngineSlowError(EngineError):
+    """The engine took the call but didn't answer in time. Slow is not dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at an engine showed. `incarnation` and `asleep` are None where they couldn't be seen."""
+
+    presence: Presence
+    incarnation: str | None = None
+    asleep: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long engine calls may take, in seconds."""
+
+    connect: float = 5.0
+    sleep: float = 300.0
+    wake: float = 600.0
+    reload: float = 1800.0
+
+
+class Engine:
+    """One vLLM server."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str, launcher_url: str | None, timeouts: Timeouts
+    ) -> None:
+        self._session = session
+        self._base_url = base_url
+        self._launcher_url = launcher_url
+        self._timeouts = timeouts
+
+    async def look(self) -> Look | None:
+        """See whether the engine is there, which incarnation it is and whether it sleeps; None: can't tell
+        now.
+        """
+        try:
+            incarnation = await self._launchers_word()
+            if isinstance(incarnation, Presence):
+                return Look(incarnation)
+            status, _ = await self._call("GET", f"{self._base_url}/health", QUICK_SECONDS)
+            if status != 200:
+                return Look(Presence.ABSENT)
+            incarnation = incarnation or await self._start_time()
+            return Look(Presence.UP, incarnation, await self.is_sleeping())
+        except EngineUnreachableError:
+            return Look(Presence.ABSENT)
+        except EngineError:
+            return None
+
+    async def _launchers_word(self) -> str | Presence | None:
+        """The incarnation that the launcher names, or that the engine isn't up; None without a launcher."""
+        if self._launcher_url is None:
+            return None
+        status, body = await self._call("GET", f"{self._launcher_url}/state", QUICK_SECONDS)
+        state = _json(body)
+        if status != 200 or not isinstance(state, dict):
+            raise EngineError(f"The launcher at {self._launcher_url} answered {status} instead of its state.")
+        if state.get("phase") in ("waiting_for_devices", "starting", "stopping"):
+            return Presence.BOOTING
+        incarnation = state.get("incarnation")
+        if not isinstance(incarnation, str) or not incarnation:
+            raise EngineError(f"The launcher at {self._launcher_url} names no incarnation.")
+        return incarnation
+
+    async def _start_time(self) -> str:
+        status, body = await self._call("GET", f"{self._base_url}/metrics", QUICK_SECONDS)
+        found = _START_TIME.search(body)
+        if status != 200 or not found:
+            raise EngineError(f"The engine at {self._base_url} doesn't tell process_start_time_seconds.")
+        return f"start-time:{float(found.group(1))!r}"
+
+    async def is_sleeping(self, timeout_seconds: float = QUICK_SECONDS) -> bool:
+        """The engine's own word; waits behind a sleep or wake that is under way. Raises EngineError."""
+        status, body = await self._call("GET", f"{self._base_url}/is_sleeping", timeout_seconds)
+        answer = _json(body)
+        if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("is_sleeping"), bool):
+            raise EngineError(f"/is_sleeping answered {status}: {_excerpt(body)}")
+        return bool(answer["is_sleeping"])
+
+    async def perform(self, step: Step) -> None:
+        """Make the call of one step; raises EngineError unless it is known to have worked."""
+        match step:
+            case Step.SLEEP_LEVEL_1:
+                await self._post("/sleep?level=1&mode=wait", self._timeouts.sleep)
+            case Step.SLEEP_LEVEL_2:
+                await self._post("/sleep?level=2&mode=wait", self._timeouts.sleep)
+            case Step.WAKE_ALL:
+                await self._post("/wake_up", self._timeouts.wake)
+            case Step.WAKE_WEIGHTS:
+                await self._post("/wake_up?tags=weights", self._timeouts.wake)
+            case Step.RELOAD_WEIGHTS:
+                await self._reload_weights()
+            case Step.WAKE_KV_CACHE:
+                await self._post("/wake_up?tags=kv_cache", self._timeouts.wake)
+            case Step.RESET_PREFIX_CACHE:
+                await self._reset_prefix_cache()
+
+    async def _reload_weights(self) -> None:
+        seconds = self._timeouts.reload
+        body = {"method": "reload_weights", "timeout": seconds}
+        await self._post("/collective_rpc", seconds, body)
+
+    async def _reset_prefix_cache(self) -> None:
+        answer = _json(await self._post("/reset_prefix_cache", self._timeouts.wake))
+        # 200 even when it didn't work; an empty answer says nothing either way.
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineError("/reset_prefix_cache answered that it did not succeed.")
+
+    async def _post(self, path: str, timeout_seconds: float, body: dict[str, Any] | None = None) -> bytes:
+        status, answer = await self._call("POST", f"{self._base_url}{path}", timeout_seconds, body)
+        if status != 200:
+            raise EngineError(f"{path} answered {status}: {_excerpt(answer)}")
+        return answer
+
+    async def _call(
+        self, method: str, url: str, timeout_seconds: float, body: dict[str, Any] | None = None
+    ) -> tuple[int, bytes]:
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._timeouts.connect)
+        try:
+            async with self._session.request(method, url, json=body, timeout=timeout) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnreachableError(f"Nobody answers at {url}: {error}") from None
+        except TimeoutError:
+            raise EngineSlowError(f"{url} didn't answer within {timeout_seconds:g} s.") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineError(f"{url} broke off: {error or type(error).__name__}") from None
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+def _excerpt(body: bytes) -> str:
+    text = body[:200].decode("utf-8", "replace").strip()
+    return text or "(nothing)"

@@ -1,0 +1,48 @@
+"""What happens, as JSON lines on standard output and to whoever listens. Never content of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from wake_router.clock import Clock
+
+LISTENER_BACKLOG: Final = 1000
+"""Events kept for a listener that is slow; what is older is dropped."""
+
+
+class Events:
+    """Writes events and hands them to listeners."""
+
+    def __init__(self, clock: Clock, output: TextIO | None = None) -> None:
+        self._clock = clock
+        self._output = output if output is not None else sys.stdout
+        self._listeners: set[asyncio.Queue[dict[str, Any]]] = set()
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write one event; `fields` must be JSON."""
+        line = {"time": self._timestamp(), "event": event, **fields}
+        self._output.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._output.flush()
+        for queue in self._listeners:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(line)
+
+    def _timestamp(self) -> str:
+        return datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(timespec="milliseconds")
+
+    @contextmanager
+    def listen(self) -> Iterator[Callable[[], Any]]:
+        """Within this context, awaiting a call of the result gives the next event."""
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(LISTENER_BACKLOG)
+        self._listeners.add(queue)
+        try:
+            yield queue.get
+        finally:
+            self._listeners.discard(queue)

@@ -1,0 +1,82 @@
+"""What Prometheus sees. Durations in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from wake_router.lifecycle import Depth
+
+_WAKE_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 600, 1800)
+_REQUEST_BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1200)
+
+
+class Metrics:
+    """All of the router's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "frontdoor_requests", "Answered requests", ["service", "status"], registry=self.registry
+        )
+        self.refusals = Counter(
+            "frontdoor_refusals", "Requests answered by the router itself", ["code"], registry=self.registry
+        )
+        self.request_seconds = Histogram(
+            "frontdoor_request_seconds",
+            "From the request's head to its response's last byte",
+            ["service"],
+            buckets=_REQUEST_BUCKETS,
+            registry=self.registry,
+        )
+        self.held_seconds = Histogram(
+            "frontdoor_held_seconds",
+            "How long requests waited in the router",
+            ["service"],
+            buckets=_WAKE_BUCKETS,
+            registry=self.registry,
+        )
+        self.transitions = Counter(
+            "frontdoor_transitions",
+            "Sleeps and wakes",
+            ["service", "transition", "from_depth", "outcome"],
+            registry=self.registry,
+        )
+        self.transition_seconds = Histogram(
+            "frontdoor_transition_seconds",
+            "How long successful sleeps and wakes took",
+            ["service", "transition", "from_depth"],
+            buckets=_WAKE_BUCKETS,
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "frontdoor_in_flight", "Requests at the engine", ["service"], registry=self.registry
+        )
+        self.held = Gauge(
+            "frontdoor_held", "Requests waiting in the router", ["service"], registry=self.registry
+        )
+        self.depth = Gauge(
+            "frontdoor_depth",
+            "1 for the depth that a service is at",
+            ["service", "depth"],
+            registry=self.registry,
+        )
+        self.depth_seconds = Counter(
+            "frontdoor_depth_seconds",
+            "Time spent at each depth",
+            ["service", "depth"],
+            registry=self.registry,
+        )
+
+    def show(self, services: Iterable[tuple[str, Depth, int, int]]) -> bytes:
+        """The exposition text, for (service, depth, in flight, held) as they are now."""
+        for gauge in (self.in_flight, self.held, self.depth):
+            gauge.clear()
+        for name, depth, in_flight, held in services:
+            self.in_flight.labels(name).set(in_flight)
+            self.held.labels(name).set(held)
+            for each in Depth:
+                self.depth.labels(name, each.value).set(each is depth)
+        return generate_latest(self.registry)

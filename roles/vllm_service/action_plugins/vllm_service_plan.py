@@ -1,0 +1,250 @@
+"""The gate: discovers the box, plans, renders, and hands only that rendering on to be deployed.
+
+Each stage starts from the declaration and from a fresh look at the box. Nothing of a plan is kept in a
+variable, on the controller or on the box, so there is nothing that an extra variable, a tag or a hand-edited
+file could replace. What decides is the package `frontdoor_plan`; this file only fetches and passes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.parsing.vault import EncryptedString
+from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import module_loader, module_utils_loader
+
+_ROLE = Path(__file__).parent.parent
+_ROLES = _ROLE.parent
+_PACKAGES = str(_ROLE / "module_utils")
+if _PACKAGES not in sys.path:  # an action plugin can't import a role's module_utils by itself
+    sys.path.insert(0, _PACKAGES)
+
+import frontdoor_plan as planner  # noqa: E402
+from frontdoor_plan import deployment  # noqa: E402
+from frontdoor_plan.rules.host import needed_ports  # noqa: E402
+
+_STAGES = ("declaration", "plan", "router", "engines")
+_UNTOUCHED = "This step changed nothing, and what runs goes on running."
+
+
+class _StopError(Exception):
+    """Ends the stage with a message for people, or with a module's own failure."""
+
+    def __init__(self, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.result = {"failed": True, "msg": message, **(details or {})}
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Plans, and in the stages router and engines deploys what it has just planned."""
+
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Carry one stage out. A refusal is a failed result with one message that lists all of them."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        try:
+            return {**result, **self._stage(task_vars or {})}
+        except _StopError as stop:
+            return {**result, **stop.result}
+        except AnsibleConnectionFailure:
+            raise  # Ansible marks the host as unreachable
+        except AnsibleError as error:
+            return {**result, "failed": True, "msg": f"{error} {_UNTOUCHED}"}
+        except Exception as error:  # noqa: BLE001 - a user never gets a traceback
+            return {**result, "failed": True, "msg": _unexpected(error)}
+
+    def _stage(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        _, arguments = self.validate_argument_spec(
+            argument_spec={"stage": {"type": "str", "required": True, "choices": list(_STAGES)}}
+        )
+        stages: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "declaration": self._check_declaration,
+            "plan": self._show_plan,
+            "router": self._deploy_router,
+            "engines": self._deploy_engines,
+        }
+        return stages[arguments["stage"]](task_vars)
+
+    # ---------------------------------------------------------------------------------------------- stages
+
+    def _check_declaration(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        declaration = self._declaration(task_vars)
+        discovered = planner.discovered_from_box(
+            self._box(declaration.desired, task_vars), is_root=self._is_root()
+        )
+        _refuse(planner.merged(declaration, planner.check_declaration(declaration.desired, discovered)))
+        names = ", ".join(service.name for service in declaration.desired.services)
+        return {
+            "changed": False,
+            "msg": f"The declaration of the services {names} can be planned.",
+            "model_folders": sorted({service.path for service in declaration.desired.services}),
+        }
+
+    def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        plan, _ = self._plan(task_vars)
+        return {"changed": False, "plan": planner.plan_table(plan)}
+
+    def _deploy_router(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        plan, desired = self._plan(task_vars)
+        rendering = planner.render(plan, _launcher())
+        return self._converge(deployment.router(plan, rendering, desired), task_vars)
+
+    def _deploy_engines(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        plan, desired = self._plan(task_vars)
+        rendering = planner.render(plan, _launcher())
+        result = self._converge(deployment.engines(plan, rendering, desired), task_vars)
+        return {
+            **result,
+            "endpoint": planner.endpoint(plan),
+            "services": planner.questions(plan),
+            "usage": planner.usage_lines(plan),
+        }
+
+    # ------------------------------------------------------------------------------------------- gathering
+
+    def _plan(self, task_vars: dict[str, Any]) -> tuple[planner.Plan, planner.Desired]:
+        declaration = self._declaration(task_vars)
+        box = self._box(declaration.desired, task_vars)
+        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        evidence = planner.weight_evidence_from_box(box)
+        if self._task.check_mode:
+            discovered, evidence = planner.predict(declaration.desired, discovered, evidence)
+        outcome = planner.plan_declaration(declaration, discovered, evidence)
+        if isinstance(outcome, list):
+            raise _refused(outcome)
+        return outcome, declaration.desired
+
+    def _declaration(self, task_vars: dict[str, Any]) -> planner.Declaration:
+        unreadable: list[planner.Refusal] = []
+        raw: dict[str, Any] = {}
+        variables = {**self._role_defaults(), **task_vars}
+        templar = self._templar.copy_with_new_env(available_variables=variables)
+        for name in sorted(name for name in variables if name.startswith(planner.PREFIXES)):
+            raw[name] = None
+            if name in planner.READ_VARIABLES:
+                try:
+                    raw[name] = _plain(templar.template(variables[name]))
+                except AnsibleError as error:
+                    unreadable.append(_not_evaluated(name, error))
+        found = planner.parse(raw, _documented_variables())
+        return planner.Declaration(found.desired, (*unreadable, *found.refusals))
+
+    def _role_defaults(self) -> dict[str, Any]:
+        """The defaults of all roles here: what is planned doesn't depend on what a play imports."""
+        defaults: dict[str, Any] = {}
+        for path in sorted(_ROLES.glob("*/defaults/main.yml")):
+            defaults |= self._loader.load_from_file(str(path), trusted_as_template=True) or {}
+        return defaults
+
+    def _box(self, desired: planner.Desired, task_vars: dict[str, Any]) -> Mapping[str, Any]:
+        _make_box_facts_known()
+        question = {
+            "docker_host": desired.docker_host,
+            "images": sorted({reference for reference in (desired.image, desired.router.image) if reference}),
+            "paths": sorted({service.path for service in desired.services if service.path.startswith("/")}),
+            "ports": sorted(needed_ports(desired)),
+            "evidence": desired.instance.evidence,
+            "instance": desired.instance.name,
+        }
+        answer = self._run_module("gpu_diag_box_facts", question, task_vars)
+        box = _plain(answer.get("box"))
+        if not isinstance(box, dict):
+            raise _StopError("The module gpu_diag_box_facts answered without facts of the box.")
+        return box
+
+    def _is_root(self) -> bool:
+        answer = self._low_level_execute_command("id -u")
+        return bool(answer["rc"] == 0 and answer["stdout"].strip() == "0")
+
+    def _converge(self, parameters: Mapping[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        return self._run_module("vllm_service_converge", parameters, task_vars)
+
+    def _run_module(
+        self, name: str, parameters: Mapping[str, Any], task_vars: dict[str, Any]
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = self._execute_module(
+            module_name=name, module_args=dict(parameters), task_vars=task_vars
+        )
+        result.pop("invocation", None)  # it would repeat the environments of engines, which may hold secrets
+        if result.get("failed"):
+            message = str(result.get("msg") or f"The module {name} failed without saying why.")
+            raise _StopError(message, {key: result[key] for key in ("changed", "changes") if key in result})
+        return result
+
+
+def _refuse(refusals: list[planner.Refusal]) -> None:
+    if refusals:
+        raise _refused(refusals)
+
+
+def _refused(refusals: list[planner.Refusal]) -> _StopError:
+    return _StopError(planner.refusal_message(refusals, _UNTOUCHED))
+
+
+def _not_evaluated(name: str, error: AnsibleError) -> planner.Refusal:
+    return planner.Refusal(
+        where=name,
+        what=f"{name} can't be evaluated.",
+        why=f"{error}",
+        remedy="Correct the template, or define what it refers to.",
+    )
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, planner.UnreadableFactsError):
+        return f"{error} {_UNTOUCHED}"
+    return (
+        f"The plan met something that it does not know ({type(error).__name__}: {error}). "
+        "This is a fault of vllm-frontdoor: please report it with this sentence and the declaration of the "
+        f"services, without secrets. {_UNTOUCHED}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """The value in Python's own types, without what Ansible attaches to it (tags, laziness, encryption)."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | EncryptedString):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, float) else value
+
+
+def _documented_variables() -> frozenset[str]:
+    """The names of all variables in the argument specifications of the roles beside this one."""
+    names: set[str] = set()
+    for path in sorted(_ROLES.glob("*/meta/argument_specs.yml")):
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for entry in document["argument_specs"].values():
+            names.update(entry.get("options") or {})
+    return frozenset(names)
+
+
+def _make_box_facts_known() -> None:
+    """A play that doesn't import the role gpu_diag itself can plan as well."""
+    for loader, folder in ((module_loader, "library"), (module_utils_loader, "module_utils")):
+        path = _ROLES / "gpu_diag" / folder
+        if path.is_dir():
+            loader.add_directory(str(path))
+
+
+def _launcher() -> bytes:
+    path = _ROLE / "files" / "launcher.py"
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _StopError(
+            f"The launcher of the engines can't be read ({path}: {error.strerror}). "
+            f"Restore the checkout of vllm-frontdoor. {_UNTOUCHED}"
+        ) from error

@@ -1,0 +1,648 @@
+#!/usr/bin/env python3
+"""First process of an engine's container: starts the engine when its devices are free, and minds it.
+
+Engines that share a GPU must not start together: each measures the free memory while it starts (vLLM 0.27.1,
+vLLM 0.32.0). So the launcher takes the lock of each of the engine's devices, in sorted order, and keeps them
+until the engine answers its health URL. It runs the engine as its child in a process group of its own, passes
+signals on, reaps orphans, tells its state as JSON to whom asks, and ends with the child's exit code.
+
+What decides is `step`, a function of its arguments; `Launcher` carries its effects out.
+Standard library only; Python 3.11 or newer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import secrets
+import select
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+STATE_SCHEMA_VERSION = 1
+
+Phase = Literal["waiting_for_devices", "starting", "healthy", "unhealthy", "stopping"]
+
+FORWARDED_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+
+# A busy engine may answer one health request late; three in a row are no accident.
+FAILURES_UNTIL_UNHEALTHY = 3
+# Between the child's end and the end of what it left behind. Python's resource tracker cleans shared memory
+# up in this time, which outlives the container when it shares the host's.
+GROUP_GRACE_SECONDS = 2.0
+GROUP_KILL_SECONDS = 3.0
+
+LOCK_RETRY_SECONDS = 0.2
+IDLE_TICK_SECONDS = 5.0
+HEALTH_INTERVAL_STARTING_SECONDS = 0.25
+HEALTH_INTERVAL_STEADY_SECONDS = 5.0
+HEALTH_TIMEOUT_SECONDS = 5.0
+
+EXIT_USAGE = 2
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+EXIT_SIGNAL_BASE = 128
+
+PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
+
+
+class LauncherError(Exception):
+    """A sentence for people and the exit code that goes with it."""
+
+    def __init__(self, sentence: str, exit_code: int = EXIT_USAGE) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+# ---------------------------------------------------------------------------------------- what decides
+
+
+@dataclass(frozen=True)
+class State:
+    """All the launcher knows. `since` and `group_deadline` are seconds of a monotonic clock."""
+
+    devices: tuple[str, ...]
+    phase: Phase
+    since: float
+    locked: tuple[str, ...] = ()
+    child_running: bool = False
+    child_exit: int | None = None
+    health_failures: int = 0
+    group_deadline: float | None = None
+    group_killed: bool = False
+
+    @property
+    def waiting_for(self) -> str | None:
+        """The device whose lock is to be taken next: always the first one missing, in sorted order."""
+        if self.phase != "waiting_for_devices":
+            return None
+        return next((device for device in self.devices if device not in self.locked), None)
+
+
+@dataclass(frozen=True)
+class DeviceLocked:
+    """The lock of a device has been taken."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class HealthAnswered:
+    """The health URL has been asked; `healthy` when it answered 2xx."""
+
+    healthy: bool
+
+
+@dataclass(frozen=True)
+class SignalReceived:
+    """Somebody sent the launcher a signal that it passes on."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ChildExited:
+    """The child has ended; `code` is its exit code, or 128 + the number of the signal that killed it."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed; `group_alive` tells whether the child's process group still has a process."""
+
+    group_alive: bool
+
+
+Event = DeviceLocked | HealthAnswered | SignalReceived | ChildExited | Tick
+
+
+@dataclass(frozen=True)
+class StartChild:
+    """Start the command."""
+
+
+@dataclass(frozen=True)
+class ReleaseDevices:
+    """Give the locks of all devices back."""
+
+
+@dataclass(frozen=True)
+class ForwardSignal:
+    """Send the child a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class SignalGroup:
+    """Send what is left of the child's process group a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End the launcher."""
+
+    code: int
+
+
+Effect = StartChild | ReleaseDevices | ForwardSignal | SignalGroup | Exit
+
+
+def initial(devices: list[str], now: float) -> State:
+    """The state before anything was done. Devices are sorted and each is named once: the order in which all
+    launchers take locks is the same, so that two of them never wait for each other."""
+    return State(devices=tuple(sorted(set(devices))), phase="waiting_for_devices", since=now)
+
+
+def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
+    """What an event means. Pure; `now` is a monotonic clock in seconds."""
+    if isinstance(event, DeviceLocked):
+        return _device_locked(state, event, now)
+    if isinstance(event, HealthAnswered):
+        return _health_answered(state, event, now)
+    if isinstance(event, SignalReceived):
+        return _signal_received(state, event, now)
+    if isinstance(event, ChildExited):
+        return _child_exited(state, event, now)
+    return _tick(state, event, now)
+
+
+def _enter(state: State, phase: Phase, now: float) -> State:
+    if state.phase == phase:
+        return state
+    return dataclasses.replace(state, phase=phase, since=now)
+
+
+def _device_locked(state: State, event: DeviceLocked, now: float) -> tuple[State, list[Effect]]:
+    return start_if_ready(dataclasses.replace(state, locked=(*state.locked, event.device)), now)
+
+
+def start_if_ready(state: State, now: float) -> tuple[State, list[Effect]]:
+    """Start the child once no lock is missing (at once when there are no devices)."""
+    if state.phase != "waiting_for_devices" or state.waiting_for is not None:
+        return state, []
+    return dataclasses.replace(_enter(state, "starting", now), child_running=True), [StartChild()]
+
+
+def _health_answered(state: State, event: HealthAnswered, now: float) -> tuple[State, list[Effect]]:
+    if state.phase not in ("starting", "healthy", "unhealthy"):
+        return state, []
+    if event.healthy:
+        effects: list[Effect] = [ReleaseDevices()] if state.locked else []
+        healthy = _enter(dataclasses.replace(state, health_failures=0, locked=()), "healthy", now)
+        return healthy, effects
+    failed = dataclasses.replace(state, health_failures=state.health_failures + 1)
+    if state.phase == "healthy" and failed.health_failures >= FAILURES_UNTIL_UNHEALTHY:
+        return _enter(failed, "unhealthy", now), []
+    return failed, []
+
+
+def _signal_received(state: State, event: SignalReceived, now: float) -> tuple[State, list[Effect]]:
+    stops = event.number in STOP_SIGNALS
+    if not state.child_running:
+        waiting = state.phase == "waiting_for_devices"
+        return state, [Exit(EXIT_SIGNAL_BASE + event.number)] if waiting and stops else []
+    # Passed on each time it comes, and never answered with a kill: how long the engine may take to drain is
+    # the container's stop time-out, after which Docker kills.
+    return (_enter(state, "stopping", now) if stops else state), [ForwardSignal(event.number)]
+
+
+def _child_exited(state: State, event: ChildExited, now: float) -> tuple[State, list[Effect]]:
+    ended = dataclasses.replace(
+        _enter(state, "stopping", now),
+        child_running=False,
+        child_exit=event.code,
+        group_deadline=now + GROUP_GRACE_SECONDS,
+    )
+    return ended, [SignalGroup(signal.SIGTERM)]
+
+
+def _tick(state: State, event: Tick, now: float) -> tuple[State, list[Effect]]:
+    if state.child_exit is None or state.group_deadline is None:
+        return state, []
+    if not event.group_alive:
+        return state, [Exit(state.child_exit)]
+    if now < state.group_deadline:
+        return state, []
+    if state.group_killed:
+        # Killed and still there: it hangs in the kernel, and only the container's end can help.
+        return state, [Exit(state.child_exit)]
+    killed = dataclasses.replace(state, group_killed=True, group_deadline=now + GROUP_KILL_SECONDS)
+    return killed, [SignalGroup(signal.SIGKILL)]
+
+
+def report(state: State, service: str, incarnation: str, now: float) -> dict[str, Any]:
+    """The document that the launcher serves: its state in words and numbers (seconds)."""
+    return {
+        "schema_version": STATE_SCHEMA_VERSION,
+        "service": service,
+        "incarnation": incarnation,
+        "phase": state.phase,
+        "since_seconds": round(max(0.0, now - state.since), 3),
+        "devices": list(state.devices),
+        "waiting_for": state.waiting_for,
+        "child_exit": state.child_exit,
+    }
+
+
+def exit_code_of(wait_status: int) -> int:
+    """A child's exit code, or 128 + the number of the signal that killed it, as a shell tells it."""
+    if os.WIFSIGNALED(wait_status):
+        return EXIT_SIGNAL_BASE + os.WTERMSIG(wait_status)
+    return os.WEXITSTATUS(wait_status)
+
+
+# ------------------------------------------------------------------------------------ what touches the world
+
+
+def lock_path(folder: Path, device: str) -> Path:
+    """The lock file of a device. Raises LauncherError for a key that is no plain file name."""
+    if not device or "/" in device or device.startswith("."):
+        raise LauncherError(f"{device!r} is not a device key: use cpu:<name> or GPU-<uuid> with --device")
+    return folder / f"{device}.lock"
+
+
+class DeviceLocks:
+    """The flocks of devices; the kernel gives them back when the launcher ends, however it ends."""
+
+    def __init__(self, folder: Path, devices: tuple[str, ...]) -> None:
+        self._paths = {device: lock_path(folder, device) for device in devices}
+        self._held: dict[str, int] = {}
+        if devices and not folder.is_dir():
+            raise LauncherError(
+                f"the folder of the device locks is missing: {folder} (mount it, or set --locks)"
+            )
+
+    def try_lock(self, device: str) -> bool:
+        """Take a device's lock if it is free. Raises LauncherError when its file cannot be opened."""
+        path = self._paths[device]
+        try:
+            # Reading is enough for flock, so that engines of different users can share a file.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise LauncherError(
+                f"the lock of device {device} cannot be opened: {path}: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._held[device] = descriptor
+        return True
+
+    def release(self) -> list[str]:
+        """Give all locks back; returns the devices that were held."""
+        released = list(self._held)
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
+        return released
+
+
+def answers_2xx(url: str, timeout_seconds: float) -> str | None:
+    """Ask a URL; None when it answers 2xx, else a sentence that says what came instead."""
+    # No proxy: the engine is in this container, whatever its environment says about proxies.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout_seconds) as response:
+            status = int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"{url} answered {error.code}"
+    except (OSError, ValueError) as error:
+        return f"{url} does not answer: {error}"
+    except Exception as error:  # noqa: BLE001 -- http.client's errors share no base that says "bad answer"
+        return f"{url} does not speak HTTP: {error!r}"
+    return None if 200 <= status < 300 else f"{url} answered {status}"
+
+
+class HealthWatch(threading.Thread):
+    """Asks the health URL again and again in a thread of its own, so that a slow answer blocks no signal."""
+
+    def __init__(self, url: str, inbox: Inbox) -> None:
+        super().__init__(name="health", daemon=True)
+        self._url = url
+        self._inbox = inbox
+
+    def run(self) -> None:
+        interval = HEALTH_INTERVAL_STARTING_SECONDS
+        while True:
+            healthy = answers_2xx(self._url, HEALTH_TIMEOUT_SECONDS) is None
+            if healthy:
+                interval = HEALTH_INTERVAL_STEADY_SECONDS
+            self._inbox.put(HealthAnswered(healthy))
+            time.sleep(interval)
+
+
+class Inbox:
+    """Events for the main loop; a pipe wakes it, from signals and from threads alike."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+
+    def listen_to_signals(self) -> None:
+        """Route the forwarded signals, and the news of ended children, to this inbox."""
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        for number in FORWARDED_SIGNALS:
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._events.append(SignalReceived(number))
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        try:
+            os.write(self._writing, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full of reasons to wake up already
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Sleep until something happens or the time is over."""
+        ready, _, _ = select.select([self._reading], [], [], timeout_seconds)
+        if ready:
+            os.read(self._reading, 4096)
+
+    def take(self) -> Event | None:
+        return self._events.popleft() if self._events else None
+
+
+class StateServer(ThreadingHTTPServer):
+    """Serves the launcher's state at /state."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: str, port: int, launcher: Launcher) -> None:
+        self.launcher = launcher
+        try:
+            super().__init__((address, port), StateHandler)
+        except (OSError, OverflowError) as error:
+            reason = (
+                "is in use"
+                if getattr(error, "errno", None) == errno.EADDRINUSE
+                else f"cannot be used: {error}"
+            )
+            raise LauncherError(
+                f"port {port} for the launcher's state {reason} (set --state-port)"
+            ) from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
+
+class StateHandler(BaseHTTPRequestHandler):
+    """One request for the launcher's state."""
+
+    server: StateServer
+    timeout = 10  # seconds; a client that says nothing holds no thread for ever
+
+    def do_GET(self) -> None:
+        if self.path.split("?")[0] != "/state":
+            self._answer(404, {"error": {"message": f"no such path: {self.path}; the state is at /state"}})
+            return
+        self._answer(200, self.server.launcher.report())
+
+    def _answer(self, status: int, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode() + b"\n"
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The engine's log is not for polls of the launcher."""
+
+
+class Launcher:
+    """Carries out what `step` decides."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._command: list[str] = options.command
+        self._service: str = options.service
+        self._health_url: str = options.health
+        self._incarnation = secrets.token_hex(16)
+        self._state = initial(options.device, time.monotonic())
+        self._locks = DeviceLocks(options.locks, self._state.devices)
+        self._inbox = Inbox()
+        self._child_pid: int | None = None
+        self._told_waiting_for: str | None = None
+        self._exit_code: int | None = None
+        self._server = StateServer(options.state_address, options.state_port, self)
+
+    def report(self) -> dict[str, Any]:
+        """The state document; called from the server's threads, so it reads the state once."""
+        return report(self._state, self._service, self._incarnation, time.monotonic())
+
+    def run(self) -> int:
+        """Run until the child has ended; returns the exit code. Raises LauncherError."""
+        become_reaper()
+        self._inbox.listen_to_signals()
+        threading.Thread(target=self._server.serve_forever, name="state", daemon=True).start()
+        self._log(f"state on port {self._server.server_address[1]}, incarnation {self._incarnation}")
+        self._take(start_if_ready(self._state, time.monotonic()))
+        while self._exit_code is None:
+            self._turn()
+        return self._exit_code
+
+    def _turn(self) -> None:
+        while self._exit_code is None and (event := self._inbox.take()) is not None:
+            self._handle(event)
+        self._reap()
+        if self._exit_code is None:
+            self._try_next_lock()
+        if self._exit_code is None and self._state.child_exit is not None:
+            self._handle(Tick(self._group_alive()))
+        if self._exit_code is None:
+            urgent = self._state.phase == "waiting_for_devices" or self._state.child_exit is not None
+            self._inbox.wait(LOCK_RETRY_SECONDS if urgent else IDLE_TICK_SECONDS)
+
+    def _handle(self, event: Event) -> None:
+        self._take(step(self._state, event, time.monotonic()))
+
+    def _take(self, decision: tuple[State, list[Effect]]) -> None:
+        before = self._state.phase
+        self._state, effects = decision
+        if self._state.phase != before:
+            self._log(f"{before} -> {self._state.phase}")
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, StartChild):
+            self._start_child()
+        elif isinstance(effect, ReleaseDevices):
+            for device in self._locks.release():
+                self._log(f"device {device}: released")
+        elif isinstance(effect, ForwardSignal):
+            self._forward(effect.number)
+        elif isinstance(effect, SignalGroup):
+            self._signal_group(effect.number)
+        else:
+            self._exit_code = effect.code
+
+    def _try_next_lock(self) -> None:
+        while (device := self._state.waiting_for) is not None:
+            if not self._locks.try_lock(device):
+                if self._told_waiting_for != device:
+                    self._log(f"device {device}: in use by another engine that is starting, waiting")
+                    self._told_waiting_for = device
+                return
+            self._log(f"device {device}: locked")
+            self._handle(DeviceLocked(device))
+
+    def _start_child(self) -> None:
+        environment = {**os.environ, "FRONTDOOR_INCARNATION": self._incarnation}
+        program = self._command[0]
+        try:
+            # posix_spawn because other threads run; signals that Python ignores get their meaning back.
+            self._child_pid = os.posix_spawnp(
+                program,
+                self._command,
+                environment,
+                setpgroup=0,
+                setsigmask=[],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )
+        except FileNotFoundError as error:
+            raise LauncherError(f"command not found: {program}", EXIT_NOT_FOUND) from error
+        except OSError as error:
+            sentence = f"command cannot be executed: {program}: {error.strerror}"
+            raise LauncherError(sentence, EXIT_NOT_EXECUTABLE) from error
+        self._log(f"started {program} as process {self._child_pid}, incarnation {self._incarnation}")
+        HealthWatch(self._health_url, self._inbox).start()
+
+    def _forward(self, number: int) -> None:
+        if self._child_pid is None:
+            return
+        self._log(f"{signal.Signals(number).name}: passed on to process {self._child_pid}")
+        # Not reaped yet, so the number cannot belong to another process.
+        os.kill(self._child_pid, number)
+
+    def _signal_group(self, number: int) -> None:
+        if self._child_pid is None:
+            return
+        try:
+            os.killpg(self._child_pid, number)
+        except ProcessLookupError:
+            return  # the child left nobody behind
+        self._log(f"{signal.Signals(number).name}: sent to what the engine left running")
+
+    def _group_alive(self) -> bool:
+        if self._child_pid is None:
+            return False
+        try:
+            os.killpg(self._child_pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _reap(self) -> None:
+        """Collect every ended child: the engine, and orphans that the kernel gave to this process."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child_pid and self._state.child_running:
+                code = exit_code_of(status)
+                self._log(f"the engine ended with exit code {code}")
+                self._handle(ChildExited(code))
+
+    def _log(self, sentence: str) -> None:
+        moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        print(f"{moment} launcher {self._service}: {sentence}", file=sys.stderr, flush=True)
+
+
+def become_reaper() -> None:
+    """Have orphans of the engine come to this process also where it is not process 1 (Compose's `init`)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise LauncherError(f"cannot take over orphaned processes: {os.strerror(number)}")
+
+
+# ------------------------------------------------------------------------------------------- command line
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LauncherError(f"{message} (see --help)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line: `run … -- COMMAND…` and `probe URL`."""
+    top = Parser(prog="launcher", description="First process of an engine's container.")
+    commands = top.add_subparsers(dest="action", required=True, metavar="run|probe", parser_class=Parser)
+    run = commands.add_parser("run", help="start an engine when its devices are free, and mind it")
+    run.add_argument("--service", required=True, help="name of the service, for the log and the state")
+    run.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="device the engine uses, cpu:<name> or GPU-<uuid>; may be given several times",
+    )
+    run.add_argument("--locks", type=Path, default=Path("/locks"), help="folder of the devices' lock files")
+    run.add_argument("--health", required=True, metavar="URL", help="answers 2xx once the engine is ready")
+    run.add_argument("--state-address", default="0.0.0.0", help="address the state is served at")
+    run.add_argument("--state-port", type=int, default=9000, help="port the state is served at; 0: any")
+    run.add_argument("command", nargs="+", metavar="COMMAND", help="the engine's command, after --")
+    probe = commands.add_parser("probe", help="exit code 0 when a URL answers 2xx, else 1")
+    probe.add_argument("url", metavar="URL")
+    probe.add_argument("--timeout", type=float, default=HEALTH_TIMEOUT_SECONDS, help="in seconds")
+    return top
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        options = parser().parse_args(arguments)
+        if options.action == "run":
+            return Launcher(options).run()
+        problem = answers_2xx(options.url, options.timeout)
+        if problem is not None:
+            raise LauncherError(problem, exit_code=1)
+        return 0
+    except LauncherError as error:
+        print(f"launcher: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

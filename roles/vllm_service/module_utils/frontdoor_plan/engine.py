@@ -1,0 +1,173 @@
+"""The command line and the environment of an engine, and what of them nobody else may set.
+
+Flags and variables are those of vLLM 0.27.1 to 0.32.0. What the plan sets, the plan owns: a second setting
+by hand would win or lose by chance, so rules refuse it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from decimal import Decimal
+
+from .instance import ENGINE_PORT, LAUNCHER_PORT
+from .model import DeviceKind, Placement, Plan, Service
+
+STAGED_PATH_ENVIRONMENT: Mapping[str, str] = {
+    # The digit: NCCL parses an integer and ignores "true" without a word.
+    "NCCL_P2P_DISABLE": "1",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
+"""GPU to GPU only through host memory. Together with --disable-custom-all-reduce."""
+
+_ALWAYS: Mapping[str, str] = {
+    **STAGED_PATH_ENVIRONMENT,
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+
+_CPU_ONLY = ("OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND")
+
+OWNED_ENVIRONMENT: Mapping[str, str] = {
+    **{name: f"the plan sets it to {value} for every service" for name, value in _ALWAYS.items()},
+    **dict.fromkeys(_CPU_ONLY, "the plan derives it from the service's device"),
+    "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_gib sets it",
+    "CUDA_VISIBLE_DEVICES": "devices says where a service runs; the container sees nothing else",
+    "NVIDIA_VISIBLE_DEVICES": "devices says where a service runs; the container sees nothing else",
+    "VLLM_API_KEY": "clients show their keys to the router; engines are reached by nobody else",
+    "VLLM_HOST_IP": "the plan gives every engine its address",
+    "VLLM_PORT": "the plan gives every engine its port",
+}
+"""Environment variables that the plan owns, and what to use instead."""
+
+OWNED_FLAGS: Mapping[str, str] = {
+    "--host": "the plan gives every engine its address",
+    "--port": "the plan gives every engine its port",
+    "--uds": "the router reaches engines over TCP",
+    "--model": "use model and path",
+    "--served-model-name": "use model and aliases",
+    "--tensor-parallel-size": "use tensor_parallel",
+    "-tp": "use tensor_parallel",
+    "--pipeline-parallel-size": "use pipeline_parallel",
+    "-pp": "use pipeline_parallel",
+    "--data-parallel-size": "an engine uses the devices that the plan gives it",
+    "-dp": "an engine uses the devices that the plan gives it",
+    "--nnodes": "an engine runs on one machine",
+    "--node-rank": "an engine runs on one machine",
+    "--enable-sleep-mode": "the plan sets it wherever it works",
+    "--disable-custom-all-reduce": "the plan sets it for every service",
+    "--gpu-memory-utilization": "use memory_fraction",
+    "--kv-cache-memory-bytes": "use kv_cache_memory_gib",
+    "--max-model-len": "use max_model_len",
+    "--quantization": "use quantization",
+    "-q": "use quantization",
+    "--trust-remote-code": "use trust_remote_code",
+    "--enable-auto-tool-choice": "use tool_call_parser",
+    "--tool-call-parser": "use tool_call_parser",
+    "--reasoning-parser": "use reasoning_parser",
+    "--runner": "use task",
+    "--convert": "use task",
+    "--task": "use task",
+    "--api-key": "clients show their keys to the router; engines are reached by nobody else",
+    "--ssl-keyfile": "the router reaches engines over HTTP in a network of their own",
+    "--ssl-certfile": "the router reaches engines over HTTP in a network of their own",
+    "--root-path": "the router asks for paths from the root",
+    "--config": "a file could set anything; write its lines as settings and extra_args",
+    "--headless": "an engine has an API server",
+    "--disable-access-log-for-endpoints": "the plan sets it for every service",
+}
+"""Flags that the plan owns, and what to use instead."""
+
+_QUIET_ENDPOINTS = "/health,/metrics,/is_sleeping"
+_TASK_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "generate": (),
+    "embed": ("--runner", "pooling", "--convert", "embed"),
+    "rerank": ("--runner", "pooling", "--convert", "classify"),
+}
+
+
+def model_mount(service: Service) -> str:
+    """Where the model folder is seen inside the container."""
+    return f"/models/{posixpath.basename(service.path)}"
+
+
+def launcher_entrypoint(placement: Placement) -> list[str]:
+    """The container's first process: the launcher, which starts the engine's command as its child."""
+    keys = sorted(device.key for device in placement.devices)
+    return [
+        "python3",
+        "/launcher/launcher.py",
+        "run",
+        "--service",
+        placement.service.name,
+        *(part for key in keys for part in ("--device", key)),
+        "--locks",
+        "/locks",
+        "--health",
+        f"http://127.0.0.1:{ENGINE_PORT}/health",
+        "--state-port",
+        str(LAUNCHER_PORT),
+        "--",
+    ]
+
+
+def command(placement: Placement, kind: DeviceKind) -> list[str]:
+    """The engine's command line. The vllm command itself is missing in CPU builds; the module never is."""
+    service = placement.service
+    return [
+        *("python3", "-m", "vllm.entrypoints.openai.api_server"),
+        *("--host", "0.0.0.0", "--port", str(ENGINE_PORT)),
+        *("--model", model_mount(service), "--served-model-name", service.model),
+        *_TASK_FLAGS[service.task],
+        *_kind_flags(service, kind),
+        "--disable-custom-all-reduce",
+        *_optional("--max-model-len", service.max_model_len),
+        *_optional("--quantization", service.quantization),
+        *_optional("--reasoning-parser", service.reasoning_parser),
+        *(("--enable-auto-tool-choice",) if service.tool_call_parser else ()),
+        *_optional("--tool-call-parser", service.tool_call_parser),
+        *(("--trust-remote-code",) if service.trust_remote_code else ()),
+        *("--disable-access-log-for-endpoints", _QUIET_ENDPOINTS),
+        *service.extra_args,
+    ]
+
+
+def _kind_flags(service: Service, kind: DeviceKind) -> list[str]:
+    if kind == "cpu":
+        # --enable-sleep-mode refuses to start there, and the routes answer without it.
+        return ["--enforce-eager"]
+    cache = service.kv_cache_memory_gib
+    return [
+        "--enable-sleep-mode",
+        *_optional("--gpu-memory-utilization", service.memory_fraction),
+        *_optional("--kv-cache-memory-bytes", None if cache is None else int(cache * 2**30)),
+    ]
+
+
+def _optional(flag: str, value: str | int | Decimal | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return (flag, format(value, "f") if isinstance(value, Decimal) else str(value))
+
+
+def environment(placement: Placement, plan: Plan) -> dict[str, str]:
+    """The engine's environment: what people set, and over it what the plan owns."""
+    return {
+        **plan.environment,
+        **placement.service.environment,
+        **_ALWAYS,
+        **(_cpu_environment(placement, plan) if plan.kind == "cpu" else {}),
+    }
+
+
+def _cpu_environment(placement: Placement, plan: Plan) -> dict[str, str]:
+    cache = placement.service.kv_cache_memory_gib
+    cores = [core for device in placement.devices for core in device.cores]
+    return {
+        "OMP_NUM_THREADS": str(len(cores)),
+        # The container's cpuset binds already; vLLM's own binding would count cores that it doesn't have.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": str(plan.cpu_kv_cache_gib if cache is None else int(cache)),
+    }

@@ -1,0 +1,229 @@
+"""What is wanted, what was found, what will be done, and why not.
+
+*Desired* is declared by people and never discovered; *Discovered* is measured on the box and never typed
+in. A *Plan* is where both meet; a *Refusal* says why there is none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal
+
+from .instance import Instance
+
+Task = Literal["generate", "embed", "rerank"]
+DeviceKind = Literal["cuda", "cpu"]
+AllowLevel2 = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True, order=True)
+class Refusal:
+    """Why there is no plan: four sentences for the person who has to act."""
+
+    where: str
+    what: str
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Service:
+    """One engine as it was declared. Memory in GiB, times in minutes."""
+
+    name: str
+    slot: int
+    model: str
+    path: str
+    devices: tuple[str, ...]
+    task: Task = "generate"
+    aliases: tuple[str, ...] = ()
+    memory_fraction: Decimal | None = None
+    kv_cache_memory_gib: Decimal | None = None
+    max_model_len: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    exclusive: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    quantization: str | None = None
+    trust_remote_code: bool = False
+    extra_args: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    idle_sleep_minutes: int | None = None
+    idle_offload_minutes: int | None = None
+    pin: bool = False
+    allow_level_2: AllowLevel2 = "auto"
+    debug_port: bool = False
+
+    @property
+    def where(self) -> str:
+        """Where a person finds the declaration of this service."""
+        return f"vllm_service_services.{self.name}"
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """A name that a person gave to a device: a GPU by one of three handles, or a set of CPU cores."""
+
+    name: str
+    uuid: str | None = None
+    pci_address: str | None = None
+    index: int | None = None
+    cores: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """What the router is started with. Times in the unit of their name."""
+
+    image: str
+    public_address: str = "0.0.0.0"
+    idle_sleep_minutes: int = 15
+    idle_offload_minutes: int = 180
+    hold_max_seconds: int = 600
+    uid: int = 10810
+    gid: int = 10810
+
+
+@dataclass(frozen=True)
+class Desired:
+    """All that people declared about one box.
+
+    `fetched_models` are the model folders that the role model_files puts there; all others are there already,
+    or nowhere.
+    """
+
+    instance: Instance
+    image: str
+    router: RouterSettings
+    services: tuple[Service, ...] = ()
+    device_names: tuple[DeviceName, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    memory_limit: Decimal = Decimal("0.88")
+    weights_required: tuple[str, ...] = ("verified", "values_only")
+    cpu_kv_cache_gib: int = 1
+    fetched_models: frozenset[str] = frozenset()
+    docker_host: str = "unix:///var/run/docker.sock"
+    healthy_timeout_seconds: int = 900
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that the driver reports. Memory in bytes."""
+
+    index: int
+    uuid: str
+    pci_address: str
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Image:
+    reference: str
+    id: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PathFacts:
+    exists: bool
+    is_directory: bool
+    entries: int
+
+
+@dataclass(frozen=True)
+class PortUser:
+    """Who listens on a TCP port."""
+
+    process: str
+    pid: int | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True)
+class Route:
+    network: ipaddress.IPv4Network
+    interface: str
+
+
+@dataclass(frozen=True)
+class DockerNetwork:
+    name: str
+    subnets: tuple[ipaddress.IPv4Network, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Docker:
+    reachable: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """All that was found on one box. `images`, `paths` and `ports` are keyed by what was asked for."""
+
+    cpu_count: int
+    memory_bytes: int
+    docker: Docker
+    gpus: tuple[Gpu, ...] = ()
+    images: Mapping[str, Image | None] = field(default_factory=dict)
+    paths: Mapping[str, PathFacts] = field(default_factory=dict)
+    ports: Mapping[int, PortUser | None] = field(default_factory=dict)
+    routes: tuple[Route, ...] = ()
+    networks: tuple[DockerNetwork, ...] = ()
+    containers: tuple[str, ...] = ()
+    is_root: bool = True
+
+
+@dataclass(frozen=True)
+class WeightEvidence:
+    """The newest verdict on the files of one model folder, and why it no longer counts, where it doesn't."""
+
+    folder: str
+    verdict: str
+    finished_at: str
+    outdated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that a service can be put on. `key` is the same for all instances of a machine."""
+
+    name: str
+    key: str
+    kind: DeviceKind
+    memory_bytes: int | None = None
+    cores: tuple[int, ...] = ()
+    uuid: str | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A service on the devices it really gets, with the idle times that hold for it (minutes)."""
+
+    service: Service
+    devices: tuple[Device, ...]
+    idle_sleep_minutes: int
+    idle_offload_minutes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be rendered. Nothing in it is unproven, unknown or undecided."""
+
+    instance: Instance
+    kind: DeviceKind
+    engine_image: Image
+    router_image: Image
+    router: RouterSettings
+    environment: Mapping[str, str]
+    memory_limit: Decimal
+    cpu_kv_cache_gib: int
+    devices: tuple[Device, ...]
+    placements: tuple[Placement, ...]
+    waves: tuple[tuple[str, ...], ...]

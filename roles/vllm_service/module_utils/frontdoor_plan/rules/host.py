@@ -1,0 +1,145 @@
+"""The box itself: permission, Docker, images, ports and networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..instance import LABEL_INSTANCE
+from ..model import Desired, Discovered, PortUser, Refusal
+
+
+def check_before_anything(desired: Desired, discovered: Discovered) -> list[Refusal]:
+    """What can be told before anything is changed, and without Docker."""
+    return [
+        *_permission(discovered),
+        *_named_images(desired),
+        *_networks(desired, discovered),
+        *_ports(desired, discovered),
+    ]
+
+
+def check_installed(desired: Desired, discovered: Discovered) -> list[Refusal]:
+    """What has to be there once Docker and the images were made sure of."""
+    if not discovered.docker.reachable:
+        return [
+            Refusal(
+                where="container_engine_install",
+                what="The Docker daemon of the box doesn't answer.",
+                why=discovered.docker.error or "Engines and router are containers.",
+                remedy="Start Docker, or let site.yml make sure of it (container_engine_install: true where "
+                "it may install it).",
+            )
+        ]
+    return [
+        *_image(discovered, desired.image, "vllm_service_image", "engine image"),
+        *_image(discovered, desired.router.image, "router_image", "router image"),
+    ]
+
+
+def _permission(discovered: Discovered) -> Iterator[Refusal]:
+    if not discovered.is_root:
+        yield Refusal(
+            where="become (play, inventory or command line)",
+            what="The playbook doesn't act as root on the box.",
+            why="It writes below /opt and /var/lib and drives Docker.",
+            remedy="Set become: true for the play, or run with --become (--ask-become-pass where sudo asks).",
+        )
+
+
+def _named_images(desired: Desired) -> Iterator[Refusal]:
+    for where, reference in (("vllm_service_image", desired.image), ("router_image", desired.router.image)):
+        if not reference:
+            yield Refusal(
+                where=where,
+                what=f"{where} is not set.",
+                why="Without it there is nothing to start a container from.",
+                remedy=f"Remove what unsets {where}; the role's default is fine.",
+            )
+
+
+def _image(discovered: Discovered, reference: str, where: str, what: str) -> Iterator[Refusal]:
+    if reference and discovered.images.get(reference) is None:
+        yield Refusal(
+            where=where,
+            what=f"The {what} {reference} is not on the box.",
+            why="Containers are only started from images that are there: nothing is pulled half-way through.",
+            remedy="Run site.yml as a whole, which makes sure of the images first, or correct the reference.",
+        )
+
+
+def _networks(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
+    pool = desired.instance.network
+    ours = {LABEL_INSTANCE: desired.instance.name}.items()
+    own_subnets = {
+        subnet
+        for network in discovered.networks
+        if ours <= network.labels.items()
+        for subnet in network.subnets
+    }
+    taken = {
+        (subnet, f"the Docker network {network.name}")
+        for network in discovered.networks
+        if not ours <= network.labels.items()
+        for subnet in network.subnets
+    }
+    docker_subnets = own_subnets | {subnet for subnet, _ in taken}
+    routes = {
+        (route.network, f"a route through {route.interface}")
+        for route in discovered.routes
+        if route.network.prefixlen > 0 and route.network not in docker_subnets
+    }
+    for network, user in sorted(taken | routes):
+        if network.overlaps(pool):
+            yield Refusal(
+                where="frontdoor_network",
+                what=f"The network {pool} of the instance overlaps with {network} ({user}).",
+                why="Addresses of engines would hide addresses that the box already reaches elsewhere.",
+                remedy="Set frontdoor_network to a free private network of /21 or larger.",
+            )
+    yield from _network_names(desired, discovered)
+
+
+def _network_names(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
+    names = {desired.instance.network_name(service.name): service for service in desired.services}
+    for network in discovered.networks:
+        owner = network.labels.get(LABEL_INSTANCE)
+        if network.name in names and owner != desired.instance.name:
+            yield Refusal(
+                where=f"{names[network.name].where}",
+                what=f"The Docker network {network.name} is there and isn't ours.",
+                why=f"It belongs to {'the instance ' + owner if owner else 'somebody else'}.",
+                remedy="Rename the service or the instance (frontdoor_instance).",
+            )
+
+
+def needed_ports(desired: Desired) -> dict[int, tuple[str, str]]:
+    """Every TCP port of an instance: where it is set, and which container of ours may hold it."""
+    instance = desired.instance
+    ports = {
+        instance.public_port: ("frontdoor_port_base", instance.router_container),
+        instance.admin_port: ("frontdoor_port_base", instance.router_container),
+    }
+    for service in desired.services:
+        if service.debug_port:
+            container = instance.container(service.name)
+            ports[instance.debug_port(service.slot)] = (f"{service.where}.debug_port", container)
+    return ports
+
+
+def _ports(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
+    for port, (where, container) in sorted(needed_ports(desired).items()):
+        user = discovered.ports.get(port)
+        if user is not None and user.container not in {container, *discovered.containers}:
+            yield Refusal(
+                where=where,
+                what=f"TCP port {port} is in use by {_description(user)}.",
+                why=f"{container} needs it.",
+                remedy="Stop what uses it, or choose other ports with frontdoor_port_base "
+                "(or another slot for a debug port).",
+            )
+
+
+def _description(user: PortUser) -> str:
+    if user.container is not None:
+        return f"the container {user.container}"
+    return user.process if user.pid is None else f"{user.process} (process {user.pid})"

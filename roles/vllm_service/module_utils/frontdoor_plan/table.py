@@ -1,0 +1,92 @@
+"""Tables and messages for people: the plan, and the reasons why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+from .model import Device, Placement, Plan, Refusal
+from .rules.memory import gib, plain
+
+
+def plan_table(plan: Plan) -> str:
+    """The plan as text: who runs where, with how much, and in which order they start."""
+    rows = [row for device in plan.devices for row in _device_rows(plan, device)]
+    headings = (
+        ("device", "cores", "service", "task", "model", "KV cache")
+        if plan.kind == "cpu"
+        else ("device", "memory", "service", "task", "fraction", "share", "sum", "limit")
+    )
+    order = ", then ".join(" beside ".join(wave) for wave in plan.waves)
+    return "\n".join(
+        [
+            f"Instance {plan.instance.name}: clients on port {plan.instance.public_port}, "
+            f"administration on 127.0.0.1:{plan.instance.admin_port}, engines in {plan.instance.network}",
+            f"Engine image {plan.engine_image.reference} ({_short(plan.engine_image.id)}), "
+            f"device kind {plan.kind}",
+            *_columns([headings, *rows]),
+            f"Start order: {order}",
+            "GPU to GPU: the staged path, through host memory, for every service",
+        ]
+    )
+
+
+def _short(image_id: str) -> str:
+    return image_id.removeprefix("sha256:")[:12]
+
+
+def _on(plan: Plan, device: Device) -> list[Placement]:
+    return [
+        placement for placement in plan.placements if device.key in {found.key for found in placement.devices}
+    ]
+
+
+def _device_rows(plan: Plan, device: Device) -> list[tuple[str, ...]]:
+    placements = _on(plan, device)
+    if plan.kind == "cpu":
+        cores = ",".join(str(core) for core in device.cores)
+        return [_cpu_row(plan, device, cores, placement) for placement in placements] or [
+            (device.name, cores, "nobody", "", "", "")
+        ]
+    memory = gib(device.memory_bytes or 0)
+    total = sum((placement.service.memory_fraction or Decimal(0) for placement in placements), Decimal(0))
+    rows = [_gpu_row(device, memory, placement) for placement in placements] or [
+        (device.name, f"{memory:.1f} GiB", "nobody", "", "", "", "", "")
+    ]
+    last = rows[-1]
+    return [*rows[:-1], (*last[:6], f"{plain(total)} = {total * memory:.1f} GiB", plain(plan.memory_limit))]
+
+
+def _cpu_row(plan: Plan, device: Device, cores: str, placement: Placement) -> tuple[str, ...]:
+    cache = placement.service.kv_cache_memory_gib
+    size = plan.cpu_kv_cache_gib if cache is None else cache
+    service = placement.service
+    return (device.name, cores, service.name, service.task, service.model, f"{size} GiB")
+
+
+def _gpu_row(device: Device, memory: Decimal, placement: Placement) -> tuple[str, ...]:
+    fraction = placement.service.memory_fraction or Decimal(0)
+    service = placement.service
+    share = f"{fraction * memory:.1f} GiB"
+    return (device.name, f"{memory:.1f} GiB", service.name, service.task, plain(fraction), share, "", "")
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [f"  {line}".rstrip() for line in lines]
+
+
+def refusal_message(refusals: Iterable[Refusal], running: str) -> str:
+    """All refusals as one message; `running` says what happens to what runs already."""
+    numbered = list(enumerate(refusals, start=1))
+    count = "1 reason stands" if len(numbered) == 1 else f"{len(numbered)} reasons stand"
+    parts = [f"There is no plan: {count} against it. {running}"]
+    for number, refusal in numbered:
+        parts.append(
+            f"{number}. {refusal.what}\n"
+            f"   where: {refusal.where}\n"
+            f"   why: {refusal.why}\n"
+            f"   what to do: {refusal.remedy}"
+        )
+    return "\n".join(parts)

@@ -1,0 +1,46 @@
+"""What whoever deployed a front door wants to know: where it is, what it serves, a line to try."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .model import Plan
+
+_EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "generate": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0},
+    ),
+    "embed": ("embeddings", {"input": ["cat", "kitten"]}),
+    "rerank": ("rerank", {"query": "cat", "documents": ["kitten", "revenue"]}),
+}
+
+
+def endpoint(plan: Plan) -> str:
+    """The front door as clients on the box itself reach it."""
+    return f"http://127.0.0.1:{plan.instance.public_port}"
+
+
+def questions(plan: Plan) -> list[dict[str, str]]:
+    """The services to ask a question, in the form that the module vllm_service_verify takes."""
+    services = [placement.service for placement in plan.placements]
+    return [{"name": service.name, "model": service.model, "task": service.task} for service in services]
+
+
+def usage_lines(plan: Plan) -> list[str]:
+    """Endpoint, models with their other names, and a command to try."""
+    services = [placement.service for placement in plan.placements]
+    path, body = _EXAMPLES[services[0].task]
+    command = (
+        f"curl {endpoint(plan)}/v1/{path} -H 'Content-Type: application/json' "
+        f"-d '{json.dumps({'model': services[0].model, **body})}'"
+    )
+    return [
+        f"Endpoint: {endpoint(plan)}/v1",
+        *(
+            f"Model: {service.model} (also {', '.join([service.name, *service.aliases])})"
+            for service in services
+        ),
+        f"Try: {command}",
+    ]

@@ -1,0 +1,212 @@
+"""The gate, run by a real ansible-playbook: what it hands on, what it refuses, and no way around it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_support import BOX_OF_GROUP, ENGINE_IMAGES, REPOSITORY, ROUTER_IMAGE, box
+from plan_workshop import Run, Workshop
+
+_STAGES = Path(__file__).parent / "playbooks" / "stages.yml"
+_GOLDEN = REPOSITORY / "tests" / "golden"
+_INVENTORIES = {"rehearsal": "inventory/rehearsal/hosts.yml", "gpu_boxes": "inventory/hosts.example.yml"}
+_TOKEN = "hf_secret_of_the_test"
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("workshop"))
+
+
+@pytest.fixture(scope="module")
+def deployed(workshop: Workshop) -> dict[str, Run]:
+    """One run with each inventory of the repository."""
+    return {group: _run(workshop, group) for group in _INVENTORIES}
+
+
+def _run(workshop: Workshop, group: str, facts: Any = None, *arguments: str) -> Run:
+    return workshop.run(
+        _STAGES,
+        _INVENTORIES[group],
+        box(BOX_OF_GROUP[group]) if facts is None else facts,
+        *("-e", f"vllm_service_image={ENGINE_IMAGES[group]}", "-e", f"router_image={ROUTER_IMAGE}"),
+        *arguments,
+    )
+
+
+def _extra(**variables: Any) -> tuple[str, str]:
+    return "-e", json.dumps(variables)
+
+
+def _failed(run: Run) -> str:
+    assert run.code == 2, run.output
+    assert "Traceback" not in run.output
+    assert run.asked_for == ()
+    return run.output
+
+
+def _unproven(group: str) -> dict[str, Any]:
+    return copy.deepcopy(box(BOX_OF_GROUP[group])) | {"evidence": {"weights": []}}
+
+
+@pytest.mark.parametrize("group", sorted(_INVENTORIES))
+def test_the_role_deploys_the_golden_rendering(deployed: dict[str, Run], group: str) -> None:
+    """With each inventory of the repository, so that its group_vars are proven to arrive."""
+    run = deployed[group]
+    assert run.code == 0, run.output
+    golden = _GOLDEN / BOX_OF_GROUP[group]
+    files = {
+        file["path"]: file.get("content", file.get("secret_content"))
+        for asked in run.asked_for
+        for file in asked["files"]
+    }
+    expected = {
+        str(path.relative_to(golden)): path.read_text(encoding="utf-8")
+        for path in golden.rglob("*")
+        if path.is_file() and path.name != "plan.txt"
+    }
+    assert files == expected
+    for line in (golden / "plan.txt").read_text(encoding="utf-8").splitlines():
+        assert line.split()[0] in run.output
+    assert run.project("-router")["secrets"][0]["path"] == "secrets/admin-token"
+    assert run.project("-engines")["healthy_timeout_seconds"] == 900
+
+
+def test_check_mode_asks_for_the_same_and_changes_nothing(
+    workshop: Workshop, deployed: dict[str, Run]
+) -> None:
+    run = _run(workshop, "rehearsal", None, "--check", "--diff")
+    assert run.code == 0, run.output
+    assert [asked["check_mode"] for asked in run.asked_for] == [True, True]
+    real = deployed["rehearsal"].asked_for
+    assert [asked | {"check_mode": True} for asked in real] == list(run.asked_for)
+
+
+def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: Workshop) -> None:
+    services = {
+        "text": {"slot": 1, "model": "a", "devices": ["left"], "environment": {"NCCL_P2P_DISABLE": 0}},
+        "TEXT": {"slot": 1, "model": "A", "devices": ["right"], "tensor_parallel": "two"},
+        "embed": {"slot": 1, "model": "a", "devices": ["lift"], "extra_args": ["--port=1"]},
+    }
+    run = _run(
+        workshop,
+        "rehearsal",
+        None,
+        *_extra(
+            vllm_service_services=services,
+            vllm_service_memory_limt=1,
+            vllm_service_cpu_kv_cache_gib="{{ x }}",
+        ),
+    )
+    output = _failed(run)
+    for part in (
+        "There is no plan: 9 reasons stand against it.",
+        "Did you mean vllm_service_memory_limit?",
+        "'x' is undefined",
+        "NCCL_P2P_DISABLE is set to '0' by hand.",
+        "Slot 1 is taken by 2 services",
+        "The name a means 2 services",
+        "Did you mean left?",
+        "--port=1",
+    ):
+        assert part in output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tags", "router,engines", "--skip-tags", "always,declaration,plan"),
+        ("--start-at-task", "Bring the engines into the planned state"),
+        (
+            *("--start-at-task", "Run the router"),
+            *_extra(
+                box=box("rehearsal"),
+                discovered=box("rehearsal"),
+                ansible_facts={"box": box("rehearsal")},
+                __vllm_service_plan={"placements": []},
+                __vllm_service_shown={"plan": "all is well"},
+            ),
+        ),
+    ],
+)
+def test_nothing_leads_around_the_gate(workshop: Workshop, arguments: tuple[str, ...]) -> None:
+    """The weights are unproven; whatever is forged or skipped, no project is brought about."""
+    output = _failed(_run(workshop, "rehearsal", _unproven("rehearsal"), *arguments))
+    assert "Nobody has checked the weights" in output
+
+
+def test_forged_variables_do_not_change_what_is_deployed(
+    workshop: Workshop, deployed: dict[str, Run]
+) -> None:
+    forged = _run(
+        workshop,
+        "rehearsal",
+        None,
+        *_extra(__vllm_service_shown={"plan": "forged"}, rendering={"files": {}}, box={"gpus": []}),
+    )
+    assert forged.asked_for == deployed["rehearsal"].asked_for
+    assert len(forged.asked_for) == 2
+
+
+def test_a_secret_reaches_its_environment_file_and_no_output(workshop: Workshop, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("of the test\n", encoding="utf-8")
+    vault = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-vault"),
+            *("encrypt_string", "--vault-password-file", str(password), _TOKEN, "--name", "secret_token"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    variables = tmp_path / "variables.yml"
+    variables.write_text(
+        f'{vault.stdout}\nvllm_service_environment: {{HF_TOKEN: "{{{{ secret_token }}}}"}}\n',
+        encoding="utf-8",
+    )
+    run = _run(
+        workshop,
+        "rehearsal",
+        None,
+        *("-e", f"@{variables}", "--vault-password-file", str(password), "-vvv", "--diff"),
+    )
+    assert run.code == 0, run.output
+    files = {file["path"]: file for file in run.project("-engines")["files"]}
+    assert f"HF_TOKEN={_TOKEN}\n" in files["engines/text.env"]["secret_content"]
+    assert _TOKEN not in run.output
+
+
+def test_facts_that_can_not_be_read_are_a_sentence(workshop: Workshop) -> None:
+    output = _failed(_run(workshop, "rehearsal", {"schema_version": 7}))
+    assert "take both from the same version" in output
+
+
+def test_what_nobody_thought_of_is_a_sentence_too(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    broken = workshop.folder / "roles" / "vllm_service" / "module_utils" / "frontdoor_plan" / "planning.py"
+    broken.write_text(
+        broken.read_text(encoding="utf-8").replace("waves=waves(placements)", "waves=1 // 0"),
+        encoding="utf-8",
+    )
+    output = _failed(_run(workshop, "rehearsal"))
+    assert "ZeroDivisionError" in output
+    assert "please report it" in output
+
+
+def test_without_the_module_that_looks_at_the_box_a_sentence_says_so(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    (workshop.folder / "roles" / "gpu_diag" / "library" / "gpu_diag_box_facts.py").unlink()
+    assert "gpu_diag_box_facts" in _failed(_run(workshop, "rehearsal"))
+
+
+def test_a_missing_launcher_is_a_sentence(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    (workshop.folder / "roles" / "vllm_service" / "files" / "launcher.py").unlink()
+    assert "The launcher of the engines can't be read" in _failed(_run(workshop, "rehearsal"))

@@ -1,0 +1,1 @@
+# the launcher, fixed for tests

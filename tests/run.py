@@ -1,0 +1,178 @@
+"""The checks, stage by stage: `./box test [STAGE]`.
+
+Docker tests get a daemon of their own (data root and socket), so that images and containers already on the
+machine can neither make them pass nor be harmed by them. It is started by the role container_engine and
+stopped at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCKER_HOST = "unix:///run/vllm-frontdoor-test/docker.sock"
+
+COLLECTIONS = REPOSITORY / ".cache" / "collections"
+# community.docker connects molecule to its machines; ansible.posix and the other are what it needs.
+NEEDED_COLLECTIONS = ("ansible/posix", "community/docker", "community/library_inventory_filtering_v1")
+
+
+class CheckError(Exception):
+    """A check that ended with a non-zero exit status."""
+
+
+def run(*command: str | Path, **variables: str) -> None:
+    """Run one command in the repository with its output shown; raises CheckError."""
+    words = [str(word) for word in command]
+    print(f"+ {' '.join(words)}", flush=True)
+    result = subprocess.run(words, cwd=REPOSITORY, env={**os.environ, **variables}, check=False)
+    if result.returncode:
+        raise CheckError(f"'{' '.join(words)}' ended with status {result.returncode}")
+
+
+def python_files(folder: str) -> list[str]:
+    """The Ansible modules and plugins of the roles: scripts that mypy takes one at a time."""
+    return sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob(f"roles/*/{folder}/*.py"))
+
+
+def prepare_collections() -> None:
+    """Unpack the few collections that the checks need from the locked `ansible` wheel."""
+    lock = REPOSITORY / "locks" / "collections.txt"
+    stamp = COLLECTIONS / "installed"
+    if stamp.exists() and stamp.read_bytes() == lock.read_bytes():
+        return
+    shutil.rmtree(COLLECTIONS, ignore_errors=True)
+    wheels = COLLECTIONS / "wheels"
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
+    run(*pip, "--require-hashes", "--only-binary", ":all:", "--dest", wheels, "-r", lock)
+    patterns = [f"ansible_collections/{name}/*" for name in NEEDED_COLLECTIONS]
+    (wheel,) = wheels.glob("ansible-*.whl")
+    unpack = "import fnmatch, sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); z.extractall(sys.argv[2], "
+    unpack += "[n for n in z.namelist() if any(fnmatch.fnmatch(n, p) for p in sys.argv[3:])])"
+    run(sys.executable, "-c", unpack, wheel, COLLECTIONS, *patterns)
+    shutil.rmtree(wheels)
+    stamp.write_bytes(lock.read_bytes())
+
+
+def lint() -> None:
+    """Style and types of everything."""
+    prepare_collections()
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    run("mypy", "roles/router/files/wake_router", "roles/gpu_diag/files/gpu_diag")
+    run("mypy", "roles/vllm_service/module_utils/frontdoor_plan", "tests/run.py")
+    for script in [
+        *python_files("library"),
+        *python_files("action_plugins"),
+        *python_files("files"),
+        "roles/router/files/vllmctl/vllmctl.py",
+    ]:
+        run("mypy", script)
+    run("yamllint", "--strict", ".")
+    run("ansible-lint")
+
+
+def unit() -> None:
+    """Fast tests: no Docker, no network beyond the loopback."""
+    run(sys.executable, "-m", "pytest")
+
+
+def gate() -> None:
+    """The plan through ansible-playbook, and every way around it."""
+    run(sys.executable, "-m", "pytest", "tests/gate")
+
+
+def e2e() -> None:
+    """The rehearsal box: real engines, real clients, from a clean copy of this repository."""
+    run(sys.executable, "-m", "pytest", "--exitfirst", "tests/e2e")
+
+
+def docker() -> None:
+    """Modules and images against a real Docker daemon."""
+    run("ansible-playbook", "-i", "inventory/rehearsal", "tests/images.yml")
+    run(sys.executable, "-m", "pytest", "--exitfirst", "tests/docker")
+
+
+def removal() -> None:
+    """Purging the rehearsal leaves nothing of it behind."""
+    run(sys.executable, "-m", "pytest", "tests/removal")
+
+
+def molecule() -> None:
+    """The roles on machines of their own."""
+    prepare_collections()
+    run("molecule", "test", "--all", "--report")
+
+
+@contextmanager
+def docker_daemon() -> Iterator[None]:
+    """A Docker daemon for the tests alone; what the tests leave on it and beside it goes with it."""
+    run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=started")
+    try:
+        yield
+    finally:
+        run("./box", "rehearse", "--purge")
+        run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=absent")
+
+
+STAGES: dict[str, Callable[[], None]] = {
+    "lint": lint,
+    "unit": unit,
+    "gate": gate,
+    "e2e": e2e,
+    "docker": docker,
+    "molecule": molecule,
+    "removal": removal,
+}
+NEED_DOCKER = ("e2e", "docker", "molecule", "removal")
+
+
+def run_stages(names: list[str]) -> None:
+    """Run stages one after the other and say how long each took; raises CheckError at the first failure."""
+    for name in names:
+        start = time.monotonic()
+        print(f"=== {name}: {STAGES[name].__doc__}", flush=True)
+        try:
+            STAGES[name]()
+        except CheckError as failure:
+            raise CheckError(f"the stage {name} failed: {failure}") from failure
+        print(f"=== {name} passed in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Run the stages asked for, the quick ones first; the first failure ends the run."""
+    parser = argparse.ArgumentParser(
+        prog="./box test", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"some of: {', '.join(STAGES)} (all)")
+    chosen = parser.parse_args().stages or list(STAGES)
+    unknown = sorted(set(chosen) - set(STAGES))
+    if unknown:
+        parser.error(f"there is no stage '{unknown[0]}'; the stages are {', '.join(STAGES)}")
+    os.environ.update(
+        DOCKER_HOST=DOCKER_HOST,
+        ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg"),
+        ANSIBLE_FORCE_COLOR="0",
+        PYTHONUNBUFFERED="1",
+    )
+    try:
+        run_stages([name for name in chosen if name not in NEED_DOCKER])
+        if with_docker := [name for name in chosen if name in NEED_DOCKER]:
+            with docker_daemon():
+                run_stages(with_docker)
+    except CheckError as failure:
+        print(f"=== {failure}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

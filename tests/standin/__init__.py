@@ -1,0 +1,1 @@
+"""A stand-in for a vLLM server: a real process on real sockets, without a model."""

@@ -1,0 +1,222 @@
+"""Starts stand-ins and routers as real processes, and talks to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+HTTP = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""Reading the machine's certificates takes longer than a request here."""
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a-token-for-tests"
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = 10.0, what: str = "it") -> Any:
+    """Wait for a true value and return it; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        value = holds()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not come true within {seconds} s")
+        time.sleep(0.02)
+
+
+async def until(holds: Callable[[], Any], seconds: float = 10.0, what: str = "it") -> Any:
+    """The same, without stopping the event loop."""
+    return await asyncio.to_thread(wait_until, holds, seconds, what)
+
+
+def _stop(process: subprocess.Popen[bytes] | None, number: int) -> None:
+    if process is not None and process.poll() is None:
+        process.send_signal(number)
+    if process is not None:
+        process.wait(timeout=40)
+
+
+@dataclass
+class Engine:
+    """A stand-in engine in a process of its own."""
+
+    name: str = "text"
+    model: str = "Stand-In-1B"
+    task: str = "generate"
+    dialect: str = "0.32.0"
+    boot_seconds: float = 0.0
+    device: str = "cpu:left"
+    with_launcher: bool = True
+    port: int = field(default_factory=free_port)
+    launcher_port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, ready: bool = True) -> Engine:
+        """Start it; with `ready` wait until it answers."""
+        command = [sys.executable, "-m", "tests.standin.server", "--port", str(self.port)]
+        command += ["--model", self.model, "--task", self.task, "--dialect", self.dialect]
+        command += ["--device", self.device, "--boot-seconds", str(self.boot_seconds)]
+        if self.with_launcher:
+            command += ["--launcher-port", str(self.launcher_port)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        if ready:
+            wait_until(self.answers, what=f"engine {self.name}")
+        return self
+
+    def answers(self) -> bool:
+        """Whether the engine is up."""
+        try:
+            return HTTP.get(f"{self.url}/health", timeout=1).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        _stop(self.process, signal.SIGKILL)
+
+    def fault(self, **faults: Any) -> None:
+        """Order faults."""
+        assert HTTP.post(f"{self.url}/standin/faults", json=faults).status_code == 200
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers."""
+        return dict(HTTP.get(f"{self.url}/standin/state").json())
+
+    def calls(self, path: str) -> list[str]:
+        """The calls of paths that begin so, in order."""
+        return [call["path"] for call in self.state()["calls"] if call["path"].startswith(path)]
+
+    def registry_entry(self, **changes: Any) -> dict[str, Any]:
+        """The service as the registry describes it."""
+        entry: dict[str, Any] = {
+            "name": self.name,
+            "model": self.model,
+            "aliases": [f"{self.name}-alias"],
+            "task": self.task,
+            "base_url": self.url,
+            "launcher_url": f"http://127.0.0.1:{self.launcher_port}" if self.with_launcher else None,
+            "devices": [self.device],
+            "definition": "0" * 64,
+            "idle_sleep_seconds": 0,
+            "idle_offload_seconds": 0,
+            "pin": False,
+            "allow_level_2": "always",
+        }
+        return {**entry, **changes}
+
+
+@dataclass
+class Router:
+    """The router in a process of its own."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    admin_port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    def register(self, *services: dict[str, Any]) -> None:
+        """Write the registry."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        document = {"schema_version": 1, "instance": "test", "services": list(services)}
+        (self.folder / "registry.json").write_text(json.dumps(document))
+        (self.folder / "token").write_text(TOKEN)
+
+    def start(self) -> Router:
+        """Start it and wait until it answers."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "roles/router/files"),
+            "FRONTDOOR_REGISTRY": str(self.folder / "registry.json"),
+            "FRONTDOOR_STATE": str(self.folder / "state"),
+            "FRONTDOOR_ADMIN_TOKEN_FILE": str(self.folder / "token"),
+            "ROUTER_PUBLIC_ADDRESS": f"127.0.0.1:{self.port}",
+            "ROUTER_ADMIN_ADDRESS": f"127.0.0.1:{self.admin_port}",
+            "ROUTER_OBSERVE_INTERVAL": "0.05",
+            **self.environment,
+        }
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "wake_router"], env=environment, stdout=log, stderr=log
+            )
+        wait_until(self._answers, what="the router")
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log()
+        try:
+            return HTTP.get(f"{self.admin}/health", timeout=1).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def url(self) -> str:
+        """The public surface."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin(self) -> str:
+        """The admin surface."""
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    def stop(self) -> None:
+        """SIGTERM, and wait."""
+        _stop(self.process, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        _stop(self.process, signal.SIGKILL)
+
+    def log(self) -> str:
+        """Everything it has written."""
+        return (self.folder / "log").read_text()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Its log lines of one kind."""
+        lines = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == kind]
+
+    def status(self, service: str) -> dict[str, Any]:
+        """A service's status."""
+        services = HTTP.get(f"{self.admin}/admin/status").json()["services"]
+        return next(dict(each) for each in services if each["name"] == service)
+
+    def wait_for(self, service: str, depth: str, seconds: float = 10.0) -> None:
+        """Wait until a service is at a depth."""
+        wait_until(lambda: self.status(service)["depth"] == depth, seconds, f"{service} {depth}")
+
+    def order(self, path: str, timeout: float = 20.0) -> httpx.Response:
+        """POST to the admin surface with the token."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return HTTP.post(f"{self.admin}/admin/{path}", headers=headers, timeout=timeout)
+
+    def chat(self, model: str, timeout: float = 20.0, **fields: Any) -> httpx.Response:
+        """Ask a chat model."""
+        headers = fields.pop("headers", {})
+        body = {"model": model, "messages": [{"role": "user", "content": "Capital of France?"}], **fields}
+        return HTTP.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=timeout)
