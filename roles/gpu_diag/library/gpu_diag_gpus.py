@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
-from ansible.module_utils.gpu_diag_gpus_run import (  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_diag_gpus_run import (
     PROBES,
     Present,
     Setting,
@@ -14,7 +14,7 @@ from ansible.module_utils.gpu_diag_gpus_run import (  # type: ignore[import-unty
     run_probe,
     why_needed,
 )
-from ansible.module_utils.gpu_diag_weights_run import (  # type: ignore[import-untyped]
+from ansible.module_utils.gpu_diag_weights_run import (
     ProbeError,
     image_id,
 )

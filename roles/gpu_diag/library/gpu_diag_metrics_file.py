@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
-from ansible.module_utils.gpu_diag_metrics_file import (  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_diag_metrics_file import (
     is_current,
     metrics_text,
     write,

@@ -7,8 +7,8 @@ import json
 import sys
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
-from ansible.module_utils.gpu_diag_commands import run_bounded  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_diag_commands import run_bounded
 
 DOCUMENTATION = r"""
 module: gpu_diag_report
