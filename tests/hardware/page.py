@@ -1,4 +1,4 @@
-"""The page of what has never run on real hardware: all parts that need it, less those with a recorded outcome.
+"""The page of what has never run on real hardware: all parts that need it, less recorded ones.
 
 `python tests/hardware/page.py` writes it; a unit test holds the committed page to what this makes.
 """
@@ -89,8 +89,8 @@ def page(records: Iterable[Mapping[str, object]]) -> str:
     lines = [
         "# Never run on hardware",
         "",
-        "These parts of the diagnostics have not been run on a real GPU yet. They are tested as the second column",
-        "says, which proves their logic and not the hardware's behaviour. This page is generated from",
+        "These parts of the diagnostics have not been run on a real GPU yet. They are tested as the second",
+        "column says, which proves their logic and not the hardware's behaviour. This page is generated from",
         "`tests/hardware`: a recorded outcome on a GPU takes a row off it.",
         "",
         "| part | tested so far by |",

@@ -165,6 +165,11 @@ def test_what_judges_knows_nothing_of_faults(role: Path) -> None:
         }, name
 
 
+def test_one_gpu_has_no_path_to_check(capsys: Capture) -> None:
+    _, document = check(capsys, "healthy", "--devices", "1")
+    assert (document["verdict"], document["class"]) == ("not_applicable", "one_device")
+
+
 def test_an_unknown_fault_and_evidence_of_a_simulation_are_refused(capsys: Capture, tmp_path: Path) -> None:
     assert cli.main(["p2p", "--simulate", "nonsense"]) == 3
     assert "there is no fault 'nonsense'" in capsys.readouterr().err

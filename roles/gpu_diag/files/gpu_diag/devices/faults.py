@@ -110,12 +110,18 @@ class _Maker:
             f"wrong_source_page_{name}": self._wrong_source_page(size // 8 * self.generator.choice((-1, 1)))
             for name, size in _PAGES.items()
         }
+        swapped = {
+            f"swapped_pages_{name}": _swapped_pages(size // 8)
+            for name, size in _PAGES.items()
+            if size < _LARGE_WORDS * 8
+        }
         return {
             "dropped": lambda transfer, write, source: [],
             "zeroed": _constant(0),
             "all_ones": _constant(int(ALL_ONES)),
             **pages,
             **source_pages,
+            **swapped,
             "crosstalk": self._crosstalk,
             "stale": self._stale,
             "bit_flips": self._bit_flips(10.0 ** self.generator.uniform(-7, -3)),
@@ -239,6 +245,21 @@ def _constant(word: int) -> Effect:
     return lambda transfer, write, source: [
         Write(write.owner, Piece(write.piece.begin, write.piece.end, constant=word))
     ]
+
+
+def _swapped_pages(words: int) -> Effect:
+    """Each message's first two whole pages are exchanged: nothing leaves its place by more than a page."""
+
+    def effect(transfer: Transfer, write: Write, source: ReadSource) -> list[Write]:
+        piece, begin = write.piece, -(-write.piece.begin // words) * words
+        if begin + 2 * words > piece.end:
+            return [write]
+        first, second = piece.part(begin, begin + words), piece.part(begin + words, begin + 2 * words)
+        moved = [first.moved(words), second.moved(-words)]
+        kept = list(without(piece, begin, begin + 2 * words))
+        return [Write(write.owner, part, write.seen_by) for part in (*kept, *moved)]
+
+    return effect
 
 
 def _gaps(piece: Piece, covering: Sequence[Piece]) -> list[Piece]:
