@@ -65,10 +65,13 @@ def main() -> None:
     parameters = module.params
     base = ["env", f"PYTHONPATH={parameters['package']}", "PYTHONDONTWRITEBYTECODE=1", sys.executable]
     report = [*base, "-m", "gpu_diag", "report", "--evidence", parameters["evidence"]]
-    facts = json.loads(_ask(module, [*report, "--json"]) or "{}")
+    said = _ask(module, [*report, "--json"])
+    if not said:
+        module.exit_json(changed=False, lines=["Check mode: there is no package on the box yet."], cause=None)
+    facts = json.loads(said)
     if not module.check_mode:
         _ask(module, [*report, "--output", parameters["output"]])
-    steps = [f"{number}. {step['text']}" for number, step in enumerate(facts.get("ladder", []), 1)]
+    steps = [f"{number}. {step['text']}" for number, step in enumerate(facts["ladder"], 1)]
     lines = [
         facts.get("headline", ""),
         *facts.get("why", []),
@@ -76,7 +79,7 @@ def main() -> None:
         f"Report: {parameters['output']}/report.html",
     ]
     # The report is made anew from the same evidence: nothing on the box has another state by it.
-    module.exit_json(changed=False, lines=lines, cause=facts.get("cause"))
+    module.exit_json(changed=False, lines=lines, cause=facts["cause"])
 
 
 def _ask(module: Any, command: list[str]) -> str:
