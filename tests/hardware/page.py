@@ -44,7 +44,7 @@ PARTS = (
     Part(
         "p2p-pull",
         "`p2p`: copies pulled by the destination's copy engine, and read-back by the source (CUDA runtime)",
-        "not built; the simulation has the read-back that makes a mirror visible",
+        "a library in C with the same functions, on the processor; simulated GPUs",
     ),
     Part("p2p-ipc", "`p2p`: memory of another process (CUDA IPC), the way that NCCL takes", "not built"),
     Part("p2p-hang", "`p2p`: a copy that hangs in the driver, and a GPU that falls off the bus", "simulated"),

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ PACKAGE = Path(__file__).parents[3] / "roles" / "gpu_diag" / "files"
 SECONDS = 600
 
 
-def in_image(*arguments: str, mounts: tuple[str, ...] = ()) -> tuple[int, str, str]:
+def in_image(
+    *arguments: str, mounts: tuple[str, ...] = (), variables: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
     """Status, output and complaints of Python with the package, in a container of the engine's image."""
-    line = ["docker", "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp"]
+    line = ["docker", "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp:exec"]
     line += [part for volume in (f"{PACKAGE}:/package:ro", *mounts) for part in ("--volume", volume)]
-    line += ["--env", "PYTHONPATH=/package", "--env", "PYTHONDONTWRITEBYTECODE=1"]
+    settings = {"PYTHONPATH": "/package", "PYTHONDONTWRITEBYTECODE": "1", **(variables or {})}
+    line += [part for name, value in settings.items() for part in ("--env", f"{name}={value}")]
     line += ["--entrypoint", "python3", IMAGE, *arguments]
     done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert "Traceback" not in done.stderr, done.stderr
@@ -36,10 +39,11 @@ def gpu_diag(*arguments: str, mounts: tuple[str, ...] = ()) -> tuple[int, str, s
     return in_image("-m", "gpu_diag", *arguments, mounts=mounts)
 
 
-def script(folder: Path, text: str, *arguments: str) -> Any:
+def script(folder: Path, text: str, *arguments: str, **variables: str) -> Any:
     """What a script prints as JSON."""
     (folder / "script.py").write_text(text)
-    status, output, complaints = in_image("/script/script.py", *arguments, mounts=(f"{folder}:/script:ro",))
+    mounts = (f"{folder}:/script:ro",)
+    status, output, complaints = in_image("/script/script.py", *arguments, mounts=mounts, variables=variables)
     assert status == 0, complaints
     return json.loads(output)
 
@@ -108,6 +112,64 @@ print(json.dumps(found))
 def test_words_through_torch_are_judged_by_the_owner(tmp_path: Path, fault: str, expected: list[Any]) -> None:
     found = script(tmp_path, TORCH_MACHINE, fault)
     assert found == dict.fromkeys(("copy_engine", "store", "staged"), expected)
+
+
+RUNTIME_MACHINE = """
+import ctypes, json, subprocess, sys
+from gpu_diag.devices.cuda_runtime import CudaDevices
+from gpu_diag.devices.protocol import DeviceLostError, NoDevicesError
+from gpu_diag.p2p.plan import Step
+from gpu_diag.p2p.probe import run_step
+from gpu_diag.p2p.words import Message
+
+subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", "/tmp/cudart.so", "/script/cudart.c"], check=True)
+found = {}
+try:
+    devices = CudaDevices(ctypes.CDLL("/tmp/cudart.so"), 4 << 20)
+    found["slots"] = [device.pci_address for device in devices.devices]
+    for how in (*devices.methods(), "staged"):
+        message = Message(0x1234, 0, 1, 1000, 2_000_001, 1_000_003)
+        result = run_step(devices, Step("one_way", how, (message,)), frozenset())
+        (one,) = result.messages
+        found[how] = [one.wrong, one.dropped, one.read_back_wrong, result.strays]
+except (DeviceLostError, NoDevicesError) as error:
+    found["error"] = str(error)
+print(json.dumps(found))
+"""
+WORDS = 1_000_003
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("none", [0, 0, None, 0]),
+        ("dropped", [WORDS, WORDS, WORDS, 0]),
+        ("mirror", [WORDS, WORDS, 0, 0]),
+    ],
+)
+def test_the_cuda_runtime_is_called_rightly_and_a_mirror_is_seen(
+    tmp_path: Path, fault: str, expected: list[Any]
+) -> None:
+    shutil.copy(Path(__file__).parent / "cudart.c", tmp_path)
+    found = script(tmp_path, RUNTIME_MACHINE, CUDART_FAULT=fault)
+    assert found == {
+        "slots": ["0000:3d:00.0", "0000:3e:00.0"],
+        "copy_engine": expected,
+        "pull": expected,
+        "staged": [0, 0, None, 0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("lost", "cudaDeviceSynchronize says 46: the device is gone"),
+        ("none_there", "the CUDA runtime sees no GPU: start the container with --gpus all"),
+    ],
+)
+def test_errors_of_the_cuda_runtime_are_sentences(tmp_path: Path, fault: str, sentence: str) -> None:
+    shutil.copy(Path(__file__).parent / "cudart.c", tmp_path)
+    assert script(tmp_path, RUNTIME_MACHINE, CUDART_FAULT=fault)["error"] == sentence
 
 
 def test_the_checks_of_a_device_catch_what_is_planted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from gpu_diag.p2p.words import Message, Positions, Words
 
-How = Literal["copy_engine", "store", "staged"]
+How = Literal["copy_engine", "store", "pull", "staged"]
 
 # Beyond the largest distance that a wrong page is told by (1 GiB), and within 2 GiB, so that engines can
 # stay.

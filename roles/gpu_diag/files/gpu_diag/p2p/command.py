@@ -54,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use simulated GPUs with this fault; `list` names the faults, several are joined by +",
     )
     parser.add_argument(
+        "--runtime",
+        choices=("torch", "cuda"),
+        default="torch",
+        help="what moves the words: torch, or the CUDA runtime itself (slower, smaller sizes; copies that "
+        "are pulled, and what the source sees of them)",
+    )
+    parser.add_argument(
         "--cpu", type=int, metavar="N", help="use N shares of this machine's memory instead of GPUs"
     )
     parser.add_argument(
@@ -95,18 +102,20 @@ def recover(store: EvidenceStore, identity: Json) -> None:
 
 def _check(arguments: argparse.Namespace, seed: int, identity: Json, store: EvidenceStore | None) -> Evidence:
     from gpu_diag.p2p.child import Offer, run_in_child
-    from gpu_diag.p2p.plan import Step, estimated_seconds, make_plan
+    from gpu_diag.p2p.plan import SIZES, Step, estimated_seconds, make_plan
     from gpu_diag.p2p.verdict import judge
     from gpu_diag.p2p.words import WORD_BYTES, choose_nonces
 
-    rounds = _ROUNDS_THOROUGH if arguments.thorough else 1 if arguments.simulate else _ROUNDS
+    is_slow = arguments.simulate or arguments.runtime == "cuda"
+    rounds = _ROUNDS_THOROUGH if arguments.thorough else 1 if is_slow else _ROUNDS
 
     def planner(offer: Offer) -> list[Step]:
         generator = random.Random(seed)
         nonces = choose_nonces(generator)
         offered = lambda a, b: (a, b) in offer.access  # noqa: E731 - the set's own question
         count = len(offer.devices)
-        return make_plan(count, offered, offer.methods, nonces, generator, rounds, offer.arena_words)
+        largest = SIZES[-2] if arguments.runtime == "cuda" else SIZES[-1]
+        return make_plan(count, offered, offer.methods, nonces, generator, rounds, offer.arena_words, largest)
 
     started = datetime.now(UTC)
     running = store.begin("p2p", "start", "all GPUs", identity, started) if store else None
@@ -175,6 +184,10 @@ def _opener(arguments: argparse.Namespace, seed: int, rounds: int) -> Callable[[
 
         machine = simulated_machine(arguments.simulate, seed, arguments.devices, rounds)
         return lambda: machine
+    if arguments.runtime == "cuda":
+        from gpu_diag.devices.cuda_runtime import open_runtime
+
+        return open_runtime
     from gpu_diag.devices.torch_devices import open_cpu, open_gpus
 
     return (lambda: open_cpu(arguments.cpu)) if arguments.cpu else open_gpus

@@ -58,6 +58,7 @@ def make_plan(
     generator: random.Random,
     rounds: int,
     arena_words: int = ARENA_WORDS,
+    largest: int = SIZES[-1],
 ) -> list[Step]:
     """All steps: the control arm first, in each round what is riskiest (all pairs at once) last.
 
@@ -68,7 +69,7 @@ def make_plan(
     alone = tuple((pair,) for pair in pairs)
     sweeps = [_Sweep("control", "staged", alone, count) for count in _SIZES_OF_CONTROL]
     for _ in range(rounds):
-        sweeps += _round([pair for pair in pairs if offered(*pair)], methods)
+        sweeps += _round([pair for pair in pairs if offered(*pair)], methods, largest)
     return [
         Step(sweep.mode, sweep.how, _place(nonce, group, sweep.count, generator, arena_words))
         for nonce, sweep in zip(nonces, sweeps, strict=False)
@@ -76,10 +77,10 @@ def make_plan(
     ]
 
 
-def _round(pairs: list[Pair], methods: Sequence[How]) -> list[_Sweep]:
+def _round(pairs: list[Pair], methods: Sequence[How], largest: int = SIZES[-1]) -> list[_Sweep]:
     alone = tuple((pair,) for pair in pairs)
     opposite = tuple(((a, b), (b, a)) for a, b in pairs if a < b and (b, a) in pairs)
-    sweeps = [_Sweep("one_way", how, alone, count) for count in SIZES for how in methods]
+    sweeps = [_Sweep("one_way", how, alone, count) for count in SIZES if count <= largest for how in methods]
     sweeps += [_Sweep("both_ways", how, opposite, count) for count in _SIZES_TOGETHER for how in methods]
     if len(pairs) > 2:
         together = (tuple(pairs),)
