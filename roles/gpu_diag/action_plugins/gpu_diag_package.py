@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.plugins.action import ActionBase  # type: ignore[import-untyped]
+from ansible.plugins.action import ActionBase
 
 _FILES = Path(__file__).resolve().parent.parent / "files"
 _CARRIED_SUFFIXES = (".py", ".json")

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
-from ansible.module_utils.gpu_diag_box import Question, discover  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_diag_box import Question, discover
 
 DOCUMENTATION = r"""
 module: gpu_diag_box_facts
@@ -59,7 +59,8 @@ box:
     C(memory_bytes), C(bios_version), C(iommu_group_types), C(acs_redirect), C(driver), C(gpus), C(docker),
     C(images), C(paths), C(ports), C(routes) (the default route is left out), C(containers), C(networks),
     C(evidence) (by kind, the newest first; of the weights the newest of each model folder), C(weights) (by
-    model folder, whether the files are still those that were probed) and C(problems).
+    model folder, whether the files are still those that were probed), C(suspicions) (marks that revoke
+    evidence about GPUs) and C(problems).
   returned: always
   type: dict
 """

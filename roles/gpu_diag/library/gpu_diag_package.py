@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
-from ansible.module_utils.gpu_diag_install import install, plan_changes  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_diag_install import install, plan_changes
 
 DOCUMENTATION = r"""
 module: gpu_diag_package

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
-from ansible.module_utils.gpu_diag_weights_run import (  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_diag_weights_run import (
     Need,
     ProbeError,
     Setting,

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import ansible.module_utils  # type: ignore[import-untyped]
+import ansible.module_utils
 import pytest
 
 ROLE = Path(__file__).resolve().parents[3] / "roles" / "gpu_diag"

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from gpu_diag import evidence as evidence_module
 from gpu_diag.evidence import (
     KEPT_DOCUMENTS_OF_EACH_KIND,
     Evidence,
     EvidenceError,
     EvidenceStore,
     Tool,
+    evidence_of,
     json_schema,
     parse_evidence,
     timestamp,
@@ -68,13 +70,15 @@ def test_a_document_of_another_form_is_refused_by_parser_and_schema(key: str, va
         jsonschema.validate(document, json_schema())
 
 
-def test_the_newest_200_of_each_kind_are_kept(tmp_path: Path) -> None:
+def test_the_newest_of_each_kind_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KEPT_DOCUMENTS_OF_EACH_KIND == 200
+    monkeypatch.setattr(evidence_module, "KEPT_DOCUMENTS_OF_EACH_KIND", 5)
     store = EvidenceStore(tmp_path)
-    for minute in range(KEPT_DOCUMENTS_OF_EACH_KIND + 3):
+    for minute in range(8):
         store.write("host", evidence(NOW + timedelta(minutes=minute)))
     store.write("p2p", evidence())
     names = sorted(path.name for path in (tmp_path / "host").glob("*.json"))
-    assert len(names) == KEPT_DOCUMENTS_OF_EACH_KIND
+    assert len(names) == 5
     assert names[0].startswith("20260808T093301")
     assert len(list((tmp_path / "p2p").glob("*.json"))) == 1
 
@@ -98,7 +102,7 @@ def test_a_write_that_fails_leaves_the_old_document(tmp_path: Path) -> None:
 
 def test_a_finished_probe_leaves_no_started_record(tmp_path: Path) -> None:
     store = EvidenceStore(tmp_path)
-    run = store.begin("p2p", "pair 0 to 1", "box", "boot-1", NOW)
+    run = store.begin("p2p", "pair 0 to 1", "box", {"boot_id": "boot-1"}, NOW)
     assert len(list((tmp_path / "started").iterdir())) == 1
     run.finish(evidence())
     assert list((tmp_path / "started").iterdir()) == []
@@ -107,7 +111,7 @@ def test_a_finished_probe_leaves_no_started_record(tmp_path: Path) -> None:
 
 def test_a_probe_under_way_is_not_taken_for_dead(tmp_path: Path) -> None:
     store = EvidenceStore(tmp_path)
-    run = store.begin("p2p", "pair 0 to 1", "box", "boot-1", NOW)
+    run = store.begin("p2p", "pair 0 to 1", "box", {"boot_id": "boot-1"}, NOW)
     assert store.interrupted("boot-1") == []
     run.abandon()
 
@@ -117,7 +121,8 @@ import os, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gpu_diag.evidence import EvidenceStore
-EvidenceStore(Path(sys.argv[1])).begin("p2p", "pair 0 to 1", "box", "boot-1", datetime.now(UTC))
+store, now = EvidenceStore(Path(sys.argv[1])), datetime.now(UTC)
+store.begin("p2p", "pair 0 to 1", "box", {"boot_id": "boot-1"}, now).enter("pair 1 to 0")
 os._exit(9)
 """
 
@@ -128,9 +133,14 @@ def test_a_probe_that_died_is_told_once(tmp_path: Path, role: Path, boot_id: str
     subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], env=environment, check=False, timeout=60)
     store = EvidenceStore(tmp_path)
     (found,) = store.interrupted(boot_id)
-    assert (found.kind, found.stage, found.subject, found.boot_id) == ("p2p", "pair 0 to 1", "box", "boot-1")
+    assert (found.kind, found.stage, found.subject) == ("p2p", "pair 1 to 0", "box")
+    assert found.identity == {"boot_id": "boot-1"}
     assert found.same_boot is same_boot
     assert store.interrupted(boot_id) == []
+    told = evidence_of(found, NOW)
+    classes = {True: ("inconclusive", "probe_died"), False: ("hang", "host_reset_during_probe")}
+    assert (told.verdict, told.class_) == classes[same_boot]
+    assert "pair 1 to 0" in told.evidence[0]
 
 
 def test_a_record_that_was_never_written_to_the_end_tells_nothing(tmp_path: Path) -> None:

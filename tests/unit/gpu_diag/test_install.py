@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import ansible.module_utils.gpu_diag_install as gpu_diag_install  # type: ignore[import-untyped]
+import ansible.module_utils.gpu_diag_install as gpu_diag_install
 
 FILES = {"script.py": "print()\n", "gpu_diag/__init__.py": "", "gpu_diag/cli.py": "x = 1\n"}
 

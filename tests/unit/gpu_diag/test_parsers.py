@@ -16,6 +16,18 @@ def test_nvidia_smi_of_three_boards(fixtures: Path) -> None:
     gpus = parsed["gpus"]
     assert isinstance(gpus, list)
     assert [gpu["pci_address"] for gpu in gpus] == ["0000:3d:00.0", "0000:63:00.0", "0000:ab:00.0"]
+    assert gpus[1].pop("health") == {
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+        "remapped_rows_correctable": 0,
+        "remapped_rows_uncorrectable": 0,
+        "remapped_rows_pending": False,
+        "remapped_rows_failure": False,
+        "retired_pages_single_bit": None,
+        "retired_pages_double_bit": None,
+        "retired_pages_pending": None,
+        "mig_mode": "Disabled",
+    }
     assert gpus[1] == {
         "index": 1,
         "uuid": "GPU-00000001-1111-2222-3333-444444444444",
@@ -49,7 +61,10 @@ def test_unknown_values_are_null_and_not_guessed() -> None:
     assert parsed is not None
     assert parsed["driver"] == {"version": "570.1", "cuda": None}
     keys = ("uuid", "serial", "pci_address", "name", "memory_bytes", "vbios")
-    assert parsed["gpus"] == [{"index": 0, **dict.fromkeys(keys)}]
+    gpus = parsed["gpus"]
+    assert isinstance(gpus, list)
+    assert set(gpus[0].pop("health").values()) == {None}
+    assert gpus == [{"index": 0, **dict.fromkeys(keys)}]
 
 
 @pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed", "<other/>", "<nvidia_smi_log>", "\0"])

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-import ansible.module_utils.gpu_diag_weights_run as weights_run  # type: ignore[import-untyped]
+import ansible.module_utils.gpu_diag_weights_run as weights_run
 import pytest
 from gpu_diag import cli
 

@@ -12,8 +12,12 @@ from types import ModuleType
 from typing import NoReturn
 
 from gpu_diag import exits
+from gpu_diag import watch as watch_command
 from gpu_diag.evidence import EvidenceError, json_schema
 from gpu_diag.hostfacts import command as host_command
+from gpu_diag.integrity import command as integrity_command
+from gpu_diag.p2p import command as p2p_command
+from gpu_diag.report import command as report_command
 from gpu_diag.weights import command as weights_command
 
 _DEBUG = "GPU_DIAG_DEBUG"
@@ -24,7 +28,11 @@ _STATUSES = (
 
 
 _COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "p2p": (p2p_command, "check the paths between GPUs"),
+    "integrity": (integrity_command, "check each GPU by itself"),
     "weights": (weights_command, "check the files of a model folder"),
+    "watch": (watch_command, "follow the kernel log and mark evidence suspect"),
+    "report": (report_command, "say what the evidence of this box means"),
     "host": (host_command, "show what the host says about itself"),
 }
 
@@ -50,6 +58,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "gpu_diag") -> i
             f"{program} {parsed.command} needs the Python package {error.name}, which {sys.executable} "
             "doesn't have: install it, or run this inside the engine's image, which has it\n"
         )
+    except exits.UsageError as error:
+        sys.stderr.write(f"{program} {parsed.command}: {error}\n")
+        return exits.USAGE
     except (exits.CouldNotRunError, EvidenceError) as error:
         sys.stderr.write(f"{program} {parsed.command}: {error}\n")
     except BrokenPipeError:

@@ -156,12 +156,12 @@ def timestamp(moment: datetime) -> str:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A probe that left its *stage started* record behind and no longer runs."""
+    """A probe that left its *stage started* record behind and no longer runs, and the boot it ran in."""
 
     kind: str
     stage: str
     subject: str
-    boot_id: str | None
+    identity: Json
     started_at: str
     same_boot: bool
 
@@ -171,6 +171,13 @@ class Run:
 
     def __init__(self, store: EvidenceStore, kind: str, record: Path, lock: IO[str]) -> None:
         self._store, self._kind, self._record, self._lock = store, kind, record, lock
+
+    def enter(self, stage: str) -> None:
+        """Another stage begins: on the disk before this returns."""
+        with explained(self._store.folder):
+            self._lock.write(json.dumps(stage) + "\n")
+            self._lock.flush()
+            os.fsync(self._lock.fileno())
 
     def finish(self, evidence: Evidence) -> Path:
         """Write the document, then drop the record; returns the document's path."""
@@ -193,16 +200,10 @@ class EvidenceStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, kind: str, stage: str, subject: str, boot_id: str | None, now: datetime) -> Run:
+    def begin(self, kind: str, stage: str, subject: str, identity: Json, now: datetime) -> Run:
         """Leave the *stage started* record of a probe, on the disk before this returns."""
-        record = {
-            "kind": kind,
-            "stage": stage,
-            "subject": subject,
-            "boot_id": boot_id,
-            "started_at": timestamp(now),
-        }
-        with self._explained():
+        record = {"kind": kind, "subject": subject, "identity": identity, "started_at": timestamp(now)}
+        with explained(self.folder):
             folder = self.folder / _STARTED
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / _file_name(now)
@@ -210,7 +211,7 @@ class EvidenceStore:
             lock = unnamed.open("x")
             # Locked before it has its name: nobody can take it for the record of a dead probe.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            lock.write(json.dumps(record))
+            lock.write(f"{json.dumps(record)}\n{json.dumps(stage)}\n")
             lock.flush()
             os.fsync(lock.fileno())
             unnamed.rename(path)
@@ -220,7 +221,7 @@ class EvidenceStore:
     def interrupted(self, boot_id: str | None) -> list[Interrupted]:
         """Probes that died, each told once: its record is removed with this call."""
         found = []
-        with self._explained():
+        with explained(self.folder):
             for path in sorted((self.folder / _STARTED).glob("*.json")):
                 told = _take_dead_record(path, boot_id)
                 if told is not None:
@@ -232,7 +233,7 @@ class EvidenceStore:
         if kind not in KINDS:
             raise EvidenceError(f"there is no kind of evidence {kind!r}: the kinds are {', '.join(KINDS)}")
         folder = self.folder / kind
-        with self._explained():
+        with explained(self.folder):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / _file_name(datetime.fromisoformat(evidence.finished_at))
             write_atomically(path, json.dumps(evidence.document(), indent=1) + "\n")
@@ -240,15 +241,17 @@ class EvidenceStore:
                 old.unlink(missing_ok=True)
         return path
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise EvidenceError(
-                f"the evidence folder {self.folder} can't be used ({error.strerror}): "
-                "name one that can be written with --evidence, or leave the option out"
-            ) from error
+
+@contextlib.contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turns the OSError of a folder that can't be used into a sentence (EvidenceError)."""
+    try:
+        yield
+    except OSError as error:
+        raise EvidenceError(
+            f"the evidence folder {folder} can't be used ({error.strerror}): "
+            "name one that can be written with --evidence, or leave the option out"
+        ) from error
 
 
 def _file_name(moment: datetime) -> str:
@@ -269,20 +272,51 @@ def _take_dead_record(path: Path, boot_id: str | None) -> Interrupted | None:
 
 
 def _parse_record(text: str, boot_id: str | None) -> Interrupted | None:
-    try:
-        record = json.loads(text)
-    except ValueError:
+    lines = [value for line in text.splitlines() if (value := _json_or_none(line)) is not None]
+    if not lines or not isinstance(lines[0], dict):
         return None  # the machine died while the record was written, before the probe began
-    if not isinstance(record, dict):
-        return None
-    recorded = _optional_text(record.get("boot_id"))
+    record, stage = lines[0], lines[-1] if len(lines) > 1 else "start"
+    identity = record.get("identity")
+    known = identity if isinstance(identity, dict) else {}
     return Interrupted(
         kind=str(record.get("kind")),
-        stage=str(record.get("stage")),
+        stage=str(stage),
         subject=str(record.get("subject")),
-        boot_id=recorded,
+        identity=known,
         started_at=str(record.get("started_at")),
-        same_boot=recorded is not None and recorded == boot_id,
+        same_boot=known.get("boot_id") is not None and known.get("boot_id") == boot_id,
+    )
+
+
+def _json_or_none(line: str) -> object:
+    try:
+        value: object = json.loads(line)
+    except ValueError:
+        return None
+    return value
+
+
+def evidence_of(interrupted: Interrupted, now: datetime) -> Evidence:
+    """What a probe that died says: the machine was reset under it, or (in the same boot) only the probe
+    died."""
+    what = f"The {interrupted.kind} probe that began at {interrupted.started_at} never ended"
+    if interrupted.same_boot:
+        verdict, class_, why = "inconclusive", "probe_died", "its process died."
+    else:
+        verdict, class_, why = "hang", "host_reset_during_probe", "the machine was reset under it."
+    return Evidence(
+        tool=Tool("journal", "1.0.0"),
+        started_at=interrupted.started_at,
+        finished_at=timestamp(now),
+        identity=interrupted.identity,
+        verdict=verdict,
+        class_=class_,
+        details={"subject": interrupted.subject, "stage": interrupted.stage},
+        evidence=(f"{what} (during: {interrupted.stage}): {why}",),
+        remediation=(
+            "Keep the staged path (NCCL_P2P_DISABLE=1). Read the kernel log of that boot, then run the "
+            "probe again.",
+        ),
     )
 
 

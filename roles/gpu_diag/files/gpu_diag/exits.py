@@ -26,6 +26,10 @@ class CouldNotRunError(Exception):
     """The tool could not do its work (which says nothing about the machine); the message is a sentence."""
 
 
+class UsageError(Exception):
+    """The options don't go together; the message is a sentence."""
+
+
 def of_verdict(verdict: str) -> int:
     """The exit status for a verdict."""
     return _OF_VERDICT[verdict]

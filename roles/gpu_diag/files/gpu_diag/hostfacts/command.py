@@ -1,31 +1,50 @@
-"""``gpu_diag host``: what the host says about itself."""
+"""``gpu_diag host``: what the host says about itself. It explains a verdict and never improves one."""
 
 from __future__ import annotations
 
 import argparse
-import json
+from datetime import UTC, datetime
+from pathlib import Path
 
 from gpu_diag import exits
+from gpu_diag.evidence import Evidence, EvidenceStore, Tool, timestamp
+from gpu_diag.hostfacts.collect import collect, sentences
 from gpu_diag.hostfacts.gpu_diag_box import Question, discover
+from gpu_diag.identity import identity_of
+from gpu_diag.output import print_evidence
+
+HOST_TOOL_VERSION = "1.0.0"
+_MEANING = {"not_applicable": "facts about the host; they prove nothing about the paths between GPUs"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON, and nothing else")
+    parser.add_argument("--evidence", metavar="DIR", help="folder of evidence to write the document to")
+    parser.add_argument("--json", action="store_true", help="print the evidence document, and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Discover the host and print it."""
+    started = datetime.now(UTC)
     box = discover(Question())
-    if arguments.json:
-        print(json.dumps(box, indent=2))
-        return exits.CLEAN
-    gpus = box["gpus"]
-    count = len(gpus) if isinstance(gpus, list) else 0
-    print(f"{box['hostname']}: {count} GPUs, kernel {box['kernel']}")
-    for key in ("driver", "docker", "bios_version", "iommu_group_types", "kernel_command_line", "gpus"):
-        print(f"  {key}: {box[key]}")
-    problems = box["problems"]
-    for problem in problems if isinstance(problems, list) else []:
-        print(f"  not known: {problem}")
+    details, problems = collect(box)
+    known = box["problems"]
+    evidence = Evidence(
+        tool=Tool("host_evidence", HOST_TOOL_VERSION),
+        started_at=timestamp(started),
+        finished_at=timestamp(datetime.now(UTC)),
+        identity=identity_of(box),
+        verdict="not_applicable",
+        class_=None,
+        details={
+            "gpus": box["gpus"],
+            "docker": box["docker"],
+            **details,
+            "problems": [*(known if isinstance(known, list) else []), *problems],
+        },
+        evidence=(*sentences(box, details), *(f"Not known: {problem}." for problem in problems)),
+    )
+    if arguments.evidence:
+        EvidenceStore(Path(arguments.evidence)).write("host", evidence)
+    print_evidence(evidence, arguments.json, _MEANING, "host")
     return exits.CLEAN

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .gpu_diag_commands import Outcome, bounded, run_bounded
-from .gpu_diag_evidence_files import KINDS, documents, model_of, newest_of_each
+from .gpu_diag_evidence_files import KINDS, SUSPECT_FOLDER, documents, model_of, newest_of_each
 from .gpu_diag_parsers import (
     Listener,
     at,
@@ -278,16 +278,18 @@ def _sockets_of(process: Path) -> set[int]:
 
 def _evidence(question: Question, findings: _Findings) -> Json:
     if not question.evidence:
-        return {"evidence": {kind: [] for kind in KINDS}, "weights": {}}
+        return {"evidence": {kind: [] for kind in KINDS}, "weights": {}, "suspicions": []}
     found = _within(lambda: _documents(question.evidence, findings.problems))
     if found is None:
         findings.problems.append(f"the evidence in {question.evidence} can't be read")
         found = {kind: [] for kind in KINDS}
-    return {"evidence": found, "weights": dict(_weights_states(found["weights"], findings))}
+    marks = found.pop(SUSPECT_FOLDER, [])
+    weights = dict(_weights_states(found["weights"], findings))
+    return {"evidence": found, "weights": weights, "suspicions": marks}
 
 
 def _documents(evidence: str, problems: list[str]) -> dict[str, list[Json]]:
-    found = {kind: documents(evidence, kind, problems) for kind in KINDS}
+    found = {kind: documents(evidence, kind, problems) for kind in (*KINDS, SUSPECT_FOLDER)}
     found["weights"] = newest_of_each(found["weights"], model_of)
     return found
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 Json = dict[str, object]
 
 KINDS = ("weights", "p2p", "integrity", "host", "control")
 SCHEMA_VERSION = 1
+# Marks of the watcher that revoke evidence about GPUs (see gpu_diag.suspicion).
+SUSPECT_FOLDER = "suspect"
 _LARGEST_DOCUMENT_BYTES = 64 * 1024 * 1024
 
 
@@ -56,3 +58,19 @@ def model_of(document: Json) -> object:
     """The model folder that a weights document speaks of."""
     details = document.get("details")
     return details.get("model") if isinstance(details, dict) else None
+
+
+def revoked_by(document: Mapping[str, object], marks: Iterable[Mapping[str, object]]) -> list[str]:
+    """Sentences on why a document about GPUs is suspect: marks of its boot, on its GPUs, made after it."""
+    identity = document.get("identity")
+    if not isinstance(identity, Mapping):
+        return []
+    gpus = identity.get("gpus")
+    addresses = {gpu.get("pci_address") for gpu in gpus} if isinstance(gpus, list) else set()
+    return [
+        str(mark.get("sentence"))
+        for mark in marks
+        if mark.get("boot_id") == identity.get("boot_id")
+        and mark.get("pci_address") in addresses
+        and str(mark.get("at")) > str(document.get("finished_at"))
+    ]

@@ -59,7 +59,55 @@ def _gpu(index: int, gpu: ElementTree.Element) -> Json:
         "name": known(_text(gpu, "product_name")),
         "memory_bytes": parse_memory(_text(gpu, "fb_memory_usage/total")),
         "vbios": _matching(_VERSION_OF_VBIOS, _text(gpu, "vbios_version")),
+        "health": _health(gpu),
     }
+
+
+# Counters since the driver was loaded, by the names that driver schemas v11 to v13 have for them.
+_COUNTERS = {
+    "ecc_corrected": ("dram_correctable", "sram_correctable"),
+    "ecc_uncorrected": (
+        "dram_uncorrectable",
+        "sram_uncorrectable",
+        "sram_uncorrectable_parity",
+        "sram_uncorrectable_secded",
+    ),
+}
+
+
+def _health(gpu: ElementTree.Element) -> Json:
+    """Error counters and what they led to; None where this card or driver doesn't count."""
+    counted = {
+        name: _sum(_number(_text(gpu, f"ecc_errors/volatile/{path}")) for path in paths)
+        for name, paths in _COUNTERS.items()
+    }
+    retired = "retired_pages"
+    return {
+        **counted,
+        "remapped_rows_correctable": _number(_text(gpu, "remapped_rows/remapped_row_corr")),
+        "remapped_rows_uncorrectable": _number(_text(gpu, "remapped_rows/remapped_row_unc")),
+        "remapped_rows_pending": _yes(_text(gpu, "remapped_rows/remapped_row_pending")),
+        "remapped_rows_failure": _yes(_text(gpu, "remapped_rows/remapped_row_failure")),
+        "retired_pages_single_bit": _number(
+            _text(gpu, f"{retired}/multiple_single_bit_retirement/retired_count")
+        ),
+        "retired_pages_double_bit": _number(_text(gpu, f"{retired}/double_bit_retirement/retired_count")),
+        "retired_pages_pending": _yes(_text(gpu, f"{retired}/pending_retirement")),
+        "mig_mode": known(_text(gpu, "mig_mode/current_mig")),
+    }
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    found = [number for number in numbers if number is not None]
+    return sum(found) if found else None
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value is not None and value.isdigit() else None
+
+
+def _yes(value: str | None) -> bool | None:
+    return {"Yes": True, "No": False}.get(value or "")
 
 
 _VERSION_OF_VBIOS = re.compile(r"[0-9A-Fa-f]{2}(\.[0-9A-Fa-f]{2}){4}")

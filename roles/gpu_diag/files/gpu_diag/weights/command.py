@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_diag import exits
-from gpu_diag.evidence import Evidence, EvidenceStore, Tool, timestamp
+from gpu_diag.evidence import Evidence, EvidenceStore, Json, Tool, timestamp
 from gpu_diag.hostfacts.gpu_diag_evidence_files import documents, model_of
 from gpu_diag.hostfacts.gpu_diag_weights_state import WEIGHTS_TOOL_VERSION
 
@@ -84,12 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
         allowed=(*ALLOWED_BY_DEFAULT, *arguments.allow),
         previous=_previous_details(arguments.evidence, folder) if arguments.evidence else {},
     )
-    boot_id = _boot_id()
+    # The files alone are what a verdict on weights holds for; the machine is noted, and not compared.
+    identity: Json = {"boot_id": _boot_id(), "kernel": platform.release()}
     started = datetime.now(UTC)
-    running = store.begin("weights", "files", folder, boot_id, started) if store else None
+    running = store.begin("weights", "files", folder, identity, started) if store else None
     began = time.monotonic()
     outcome, is_stuck = _check(folder, options, arguments.io_timeout, show=not arguments.json)
-    evidence = _evidence(outcome, started, time.monotonic() - began, boot_id)
+    evidence = _evidence(outcome, started, time.monotonic() - began, identity)
     if running is not None:
         running.finish(evidence)
     _print(evidence, outcome, arguments.json)
@@ -179,13 +180,12 @@ def progress_text(done_bytes: int, total_bytes: int, seconds: float) -> str:
     return f"{done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB, {rate / 1e9:.1f} GB/s, {left}"
 
 
-def _evidence(outcome: Outcome, started: datetime, seconds: float, boot_id: str | None) -> Evidence:
+def _evidence(outcome: Outcome, started: datetime, seconds: float, identity: Json) -> Evidence:
     return Evidence(
         tool=Tool("weight_check", WEIGHTS_TOOL_VERSION, os.environ.get("GPU_DIAG_IMAGE_DIGEST") or None),
         started_at=timestamp(started),
         finished_at=timestamp(datetime.now(UTC)),
-        # The files alone are what a verdict on weights holds for; the machine is noted, and not compared.
-        identity={"boot_id": boot_id, "kernel": platform.release()},
+        identity=identity,
         verdict=outcome.verdict,
         class_=outcome.class_,
         details={**outcome.details, "seconds": round(seconds, 3)},

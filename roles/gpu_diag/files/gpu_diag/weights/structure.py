@@ -15,6 +15,8 @@ from gpu_diag.weights.faults import Fault, shown
 
 LARGEST_HEADER_BYTES = 32 * 1024 * 1024
 _LENGTH_BYTES = 8
+# So many take less than 300 MiB of memory; the largest published models have 100,000 over all their files.
+_MOST_TENSORS = 250_000
 _MOST_DIMENSIONS = 64
 _LARGEST_DIMENSION = 2**63 - 1
 
@@ -79,6 +81,11 @@ def _read_header(descriptor: int, name: str, size: int) -> tuple[bytes, int]:
             "no safetensors file",
         )
     header = _read_exactly(descriptor, length, _LENGTH_BYTES)
+    if header.count(b"{") > _MOST_TENSORS:
+        raise _HeaderError(
+            "header_too_large",
+            f"{name} has more than {_MOST_TENSORS} tensors, this tool reads so many at most",
+        )
     # Each tensor has one brace and two brackets in at least 50 bytes; more only blows memory up.
     if (header.count(b"[") + header.count(b"{")) * 8 > len(header) + 64:
         raise _HeaderError("bad_header", f"the header of {name} is nested like no header of tensors")

@@ -1,0 +1,239 @@
+"""GPUs through the CUDA runtime library itself (ctypes): what torch can't do.
+
+Copies *pulled* by the destination's copy engine, and the source's own look at the destination's memory, which
+makes a mirror visible. Words are made and compared by the host on behalf of the owner, through the owner's
+own copies: slower than torch, so plans for it are smaller. Source: the CUDA Runtime API reference, 12 and 13.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gpu_diag.devices.memory import sampled_windows
+from gpu_diag.devices.protocol import (
+    ARENA_WORDS,
+    HOST_ARENA_WORDS,
+    Device,
+    DeviceLostError,
+    Differences,
+    How,
+    NoDevicesError,
+)
+from gpu_diag.p2p.words import HOST, WORD_BYTES, Message, Words
+
+LIBRARY_VARIABLE = "GPU_DIAG_CUDART"
+_NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12")
+_CHUNK_WORDS = 8 << 20
+_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_PEER_ACCESS_ALREADY_ENABLED = 704
+_FREE_BYTES_NEEDED = (ARENA_WORDS + _CHUNK_WORDS) * WORD_BYTES + (128 << 20)
+_NAME_BYTES = 32
+
+
+def open_runtime() -> CudaDevices:
+    """All GPUs. Raises NoDevicesError where the library or a GPU is missing, or memory is short."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return CudaDevices(_load())
+
+
+def _load() -> ctypes.CDLL:
+    for name in _candidates():
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise NoDevicesError(
+        f"the CUDA runtime library (libcudart) was not found: name it in {LIBRARY_VARIABLE}, or run this "
+        "inside the engine's CUDA image"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    given = os.environ.get(LIBRARY_VARIABLE)
+    if given:
+        yield given
+        return
+    yield from _NAMES
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        yield from (str(path) for path in sorted(Path(folder).glob("*/lib/libcudart.so*")))
+
+
+class CudaDevices:
+    """See ``Devices``."""
+
+    def __init__(self, library: ctypes.CDLL, arena_words: int = ARENA_WORDS) -> None:
+        self._library = library
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+        self.arena_words = arena_words
+        count = ctypes.c_int()
+        if library.cudaGetDeviceCount(ctypes.byref(count)) or not count.value:
+            raise NoDevicesError("the CUDA runtime sees no GPU: start the container with --gpus all")
+        numbers = range(count.value)
+        self.devices: Sequence[Device] = [
+            Device(f"CUDA device {number}", None, None, self._pci_address(number)) for number in numbers
+        ]
+        self._access = {
+            (a, b) for a in numbers for b in numbers if a != b and self._offers(a, b) and self._enable(a, b)
+        }
+        self._streams = [self._stream(number) for number in numbers]
+        self._arenas = [self._allocate(number, arena_words) for number in numbers]
+        self._scratch = [self._allocate(number, _CHUNK_WORDS) for number in numbers]
+        self._host = self._pinned(HOST_ARENA_WORDS)
+        self._stage = self._pinned(_CHUNK_WORDS)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            text = self._library.cudaGetErrorString(status)
+            raise DeviceLostError(f"{name} says {status}: {text.decode() if text else 'no text'}")
+
+    def _use(self, number: int) -> None:
+        self._call("cudaSetDevice", number)
+
+    def _pci_address(self, number: int) -> str | None:
+        text = ctypes.create_string_buffer(_NAME_BYTES)
+        if self._library.cudaDeviceGetPCIBusId(text, _NAME_BYTES, number):
+            return None
+        return text.value.decode().lower()
+
+    def _offers(self, source: int, destination: int) -> bool:
+        can = ctypes.c_int()
+        self._call("cudaDeviceCanAccessPeer", ctypes.byref(can), source, destination)
+        return bool(can.value)
+
+    def _enable(self, source: int, destination: int) -> bool:
+        self._use(source)
+        status = self._library.cudaDeviceEnablePeerAccess(destination, 0)
+        return status in (0, _PEER_ACCESS_ALREADY_ENABLED)
+
+    def _stream(self, number: int) -> ctypes.c_void_p:
+        self._use(number)
+        stream = ctypes.c_void_p()
+        self._call("cudaStreamCreate", ctypes.byref(stream))
+        return stream
+
+    def _allocate(self, number: int, words: int) -> int:
+        self._use(number)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        if words == self.arena_words and free.value < _FREE_BYTES_NEEDED:
+            raise NoDevicesError(
+                f"GPU {number} has {free.value / 2**30:.1f} GiB of free memory, the check needs "
+                f"{_FREE_BYTES_NEEDED / 2**30:.1f} GiB: put the engines on it to sleep first"
+            )
+        pointer = ctypes.c_void_p()
+        self._call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(words * WORD_BYTES))
+        return int(pointer.value or 0)
+
+    def _pinned(self, words: int) -> Words:
+        pointer = ctypes.c_void_p()
+        self._call("cudaHostAlloc", ctypes.byref(pointer), ctypes.c_size_t(words * WORD_BYTES), 0)
+        array_type = ctypes.c_uint64 * words
+        array: Words = np.ctypeslib.as_array(array_type.from_address(int(pointer.value or 0)))
+        return array
+
+    def peer_access(self, source: int, destination: int) -> bool:
+        """Whether the driver offers it, and it could be enabled."""
+        return (source, destination) in self._access
+
+    def methods(self) -> Sequence[How]:
+        """Pushed by the source's copy engine, and pulled by the destination's."""
+        return ("copy_engine", "pull")
+
+    def _copy_host(self, owner: int, position: int, words: Words, direction: int) -> None:
+        self._use(owner)
+        device = ctypes.c_void_p(self._arenas[owner] + position * WORD_BYTES)
+        host = ctypes.c_void_p(words.ctypes.data)
+        target, source = (device, host) if direction == _HOST_TO_DEVICE else (host, device)
+        self._call("cudaMemcpy", target, source, ctypes.c_size_t(words.size * WORD_BYTES), direction)
+
+    def fill(self, owner: int, begin: int, count: int, first_word: int) -> None:
+        """Words made by the host, copied by the owner."""
+        for start in range(0, count, _CHUNK_WORDS):
+            size = min(_CHUNK_WORDS, count - start)
+            words = _ramp(first_word + start, size)
+            if owner == HOST:
+                self._host[begin + start : begin + start + size] = words
+            else:
+                self._stage[:size] = words
+                self._copy_host(owner, begin + start, self._stage[:size], _HOST_TO_DEVICE)
+
+    def move(self, messages: Sequence[Message], how: How) -> None:
+        """Start all copies on the streams of those who issue them, then wait for all devices."""
+        for message in messages:
+            if how == "staged":
+                self._through_the_host(message)
+            else:
+                issuer = message.destination if how == "pull" else message.source
+                target = self._arenas[message.destination] + message.begin * WORD_BYTES
+                source = self._arenas[message.source] + message.source_begin * WORD_BYTES
+                self._copy_peer(target, message.destination, source, message.source, message.count, issuer)
+        for number in range(len(self.devices)):
+            self._use(number)
+            self._call("cudaDeviceSynchronize")
+
+    def _copy_peer(
+        self, target: int, target_device: int, source: int, source_device: int, words: int, issuer: int
+    ) -> None:
+        self._use(issuer)
+        self._call(
+            "cudaMemcpyPeerAsync",
+            ctypes.c_void_p(target),
+            target_device,
+            ctypes.c_void_p(source),
+            source_device,
+            ctypes.c_size_t(words * WORD_BYTES),
+            self._streams[issuer],
+        )
+
+    def _through_the_host(self, message: Message) -> None:
+        for start in range(0, message.count, _CHUNK_WORDS):
+            stage = self._stage[: min(_CHUNK_WORDS, message.count - start)]
+            self._copy_host(message.source, message.source_begin + start, stage, _DEVICE_TO_HOST)
+            self._copy_host(message.destination, message.begin + start, stage, _HOST_TO_DEVICE)
+
+    def differing(self, owner: int, begin: int, count: int, first_word: int) -> Differences:
+        """The owner's own copies of its memory, compared with what should be there."""
+        found, words, total = [], [], 0
+        for start in range(0, count, _CHUNK_WORDS):
+            size = min(_CHUNK_WORDS, count - start)
+            seen = self._host[begin + start : begin + start + size] if owner == HOST else self._stage[:size]
+            if owner != HOST:
+                self._copy_host(owner, begin + start, seen, _DEVICE_TO_HOST)
+            wrong = np.flatnonzero(seen != _ramp(first_word + start, size))
+            total += wrong.size
+            if wrong.size:
+                found.append(wrong + begin + start)
+                words.append(seen[wrong])
+        if not total:
+            return Differences(0, np.empty(0, np.int64), np.empty(0, np.uint64))
+        chosen = np.concatenate([np.arange(a, b) for a, b in sampled_windows(total)])
+        return Differences(total, np.concatenate(found)[chosen], np.concatenate(words)[chosen])
+
+    def read_back(self, message: Message) -> int | None:
+        """What the source's own engine reads out of the destination's memory."""
+        if not self.peer_access(message.source, message.destination):
+            return None
+        wrong = 0
+        for start in range(0, message.count, _CHUNK_WORDS):
+            size = min(_CHUNK_WORDS, message.count - start)
+            remote = self._arenas[message.destination] + (message.begin + start) * WORD_BYTES
+            scratch = self._scratch[message.source]
+            self._copy_peer(scratch, message.source, remote, message.destination, size, message.source)
+            self._call("cudaDeviceSynchronize")
+            seen = self._stage[:size]
+            host, device = ctypes.c_void_p(seen.ctypes.data), ctypes.c_void_p(scratch)
+            self._call("cudaMemcpy", host, device, ctypes.c_size_t(size * WORD_BYTES), _DEVICE_TO_HOST)
+            wrong += int((seen != _ramp(message.first_word + start, size)).sum())
+        return wrong
+
+
+def _ramp(first_word: int, count: int) -> Words:
+    return np.arange(count, dtype=np.uint64) + np.uint64(first_word)

@@ -1,0 +1,1 @@
+"""Does each GPU by itself copy and compute correctly?"""

@@ -1,0 +1,1 @@
+../files/gpu_diag/identity.py
