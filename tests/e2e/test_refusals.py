@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rehearsal_box import Box, Deployed, container_ids
+from rehearsal_box import Deployed, container_ids
 
 SERVICE = {"slot": 1, "model": "SmolLM2-135M-Instruct", "task": "generate", "devices": ["left"]}
 
@@ -53,7 +53,13 @@ def services(**changes: object) -> str:
             services(environment={"NCCL_P2P_DISABLE": "0"}), ["NCCL_P2P_DISABLE"], id="forbidden peer path"
         ),
         pytest.param(
-            '{"engine_image_source": "archive", "engine_image_archive": "/nowhere.tar"}',
+            json.dumps(
+                {
+                    "engine_image_source": "archive",
+                    "engine_image_archive": "/nowhere.tar",
+                    "engine_image_archive_sha256": "0" * 64,
+                }
+            ),
             ["/nowhere.tar"],
             id="image that can't be had",
         ),
@@ -122,19 +128,19 @@ def deaf_daemon(folder: Path) -> Iterator[str]:
                 connection.close()
 
 
-def test_a_daemon_that_does_not_answer(clean_box: Box, tmp_path: Path) -> None:
+@pytest.mark.parametrize("instance", ["rehearsal", "second"])
+def test_a_daemon_that_does_not_answer(deployed: Deployed, tmp_path: Path, instance: str) -> None:
+    """Also where the instance runs already, on a daemon that hangs: its own ports look taken then."""
+    before = container_ids()
     with deaf_daemon(tmp_path) as docker_host:
-        refused = clean_box.refuse(
-            "rehearse", "-e", "container_engine_install=false", DOCKER_HOST=docker_host
+        refused = deployed.box.refuse(
+            *("rehearse", "-e", "container_engine_install=false", "-e", f"frontdoor_instance={instance}"),
+            DOCKER_HOST=docker_host,
         )
     assert "does not answer" in refused.output
     assert docker_host in refused.output
-
-
-def test_no_docker_and_not_allowed_to_install_it(clean_box: Box, tmp_path: Path) -> None:
-    socket_path = f"unix://{tmp_path}/nothing.sock"
-    refused = clean_box.refuse("rehearse", "-e", "container_engine_install=false", DOCKER_HOST=socket_path)
-    assert "container_engine_install" in refused.output
+    assert refused.changed == 0
+    assert container_ids() == before
 
 
 def test_an_engine_that_does_not_come_up_is_quoted(deployed: Deployed) -> None:

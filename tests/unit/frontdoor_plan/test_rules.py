@@ -412,6 +412,15 @@ def test_a_port_in_use_by_others_is_refused(user: dict[str, Any], refused: str) 
     assert refusal.what == f"TCP port 8000 is in use by {refused}."
 
 
+def test_with_a_hanging_daemon_a_port_in_use_is_not_blamed_on_others_alone() -> None:
+    user = {"process": "python3", "pid": 12, "container": None}
+    docker = {"reachable": False, "error": "It gave no answer within 10 s.", "version": None}
+    facts = discovered_from_box(_changed(BOX, docker=docker, ports={"8000": user}), is_root=True)
+    found = {refusal.where: refusal for refusal in check_declaration(declared(RAW).desired, facts)}
+    assert set(found) == {"container_engine_docker_host", "frontdoor_port_base"}
+    assert "It gave no answer within 10 s." in found["container_engine_docker_host"].why
+
+
 def test_our_own_container_may_hold_its_port() -> None:
     own = {"process": "python3", "pid": 12, "container": "vllm-frontdoor-default-router"}
     assert planned(RAW, _changed(BOX, ports={"8000": own, "8010": own}))

@@ -10,11 +10,12 @@ from ..model import Desired, Discovered, PortUser, Refusal
 
 def check_before_anything(desired: Desired, discovered: Discovered) -> list[Refusal]:
     """What can be told before anything is changed, and without Docker."""
+    taken = [*_networks(desired, discovered), *_ports(desired, discovered)]
     return [
         *_permission(discovered),
         *_named_images(desired),
-        *_networks(desired, discovered),
-        *_ports(desired, discovered),
+        *(_unknown_owners(desired, discovered) if taken else ()),
+        *taken,
     ]
 
 
@@ -34,6 +35,17 @@ def check_installed(desired: Desired, discovered: Discovered) -> list[Refusal]:
         *_image(discovered, desired.image, "vllm_service_image", "engine image"),
         *_image(discovered, desired.router.image, "router_image", "router image"),
     ]
+
+
+def _unknown_owners(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
+    """Without its daemon nobody can tell what is taken by containers of this very instance."""
+    if not discovered.docker.reachable and discovered.docker.error:
+        yield Refusal(
+            where="container_engine_docker_host",
+            what=f"The Docker daemon at {desired.docker_host} does not answer.",
+            why=f"{discovered.docker.error} The ports and networks in use may be this instance's own.",
+            remedy="If it runs already, look after the daemon first (docker info, its log), then run again.",
+        )
 
 
 def _permission(discovered: Discovered) -> Iterator[Refusal]:
