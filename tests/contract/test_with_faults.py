@@ -344,6 +344,22 @@ def test_graceful_stop(engines: Engines, routers: Routers) -> None:
     router.wait_for("ocr", "awake")  # its wake was finished before the router went
 
 
+def test_what_streams_too_long_at_a_stop_is_ended_visibly(engines: Engines, routers: Routers) -> None:
+    engine = engines()
+    router = routers(ROUTER_STOP_TIMEOUT="0.5")
+    router.register(engine.registry_entry())
+    router.start()
+    router.order("services/text/wake")
+    engine.fault(chunk_seconds=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(router.chat, "text", stream=True, max_tokens=200)
+        wait_until(lambda: engine.state()["running"] == 1)
+        time.sleep(0.3)
+        router.stop()
+        assert "event: error" in stream.result().text
+    wait_until(lambda: engine.state()["running"] == 0)
+
+
 def test_services_of_one_device_take_turns(engines: Engines, routers: Routers) -> None:
     one, two = engines(), engines(name="ocr", model="Other")
     router = routers()
