@@ -175,12 +175,11 @@ def test_an_engine_that_dies_before_it_answers(engines: Engines, routers: Router
     router.start()
     router.order("services/text/wake")
     engine.fault(die=["/v1/chat/completions"])
-    answer = router.chat("text")
-    assert answer.status_code == 502
-    assert answer.json()["error"]["code"] == "engine_failed"
-    # It comes back as another incarnation, and the next request finds it.
-    engine.start()
-    assert router.chat("text").status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(router.chat, "text")
+        router.wait_for("text", "stopped")
+        engine.start()
+        assert answer.result().status_code == 200, "it was asked again once the engine was back"
 
 
 def test_a_connection_that_breaks_is_tried_once_more(engines: Engines, routers: Routers) -> None:
@@ -225,6 +224,24 @@ def test_a_failed_wake_is_quarantined_and_repaired(engines: Engines, routers: Ro
     engine.fault(fail={})
     assert router.order("services/text/wake").json()["depth"] == "awake"
     assert router.chat("text").status_code == 200
+
+
+def test_a_wake_that_breaks_off_is_retried_with_back_off(engines: Engines, routers: Routers) -> None:
+    engine = engines()
+    router = routers()
+    router.register(engine.registry_entry())
+    router.start()
+    router.order("services/text/wake")
+    router.order("services/text/sleep")
+    engine.fault(drop=["/wake_up"])
+    before = len(engine.calls("/wake_up"))
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(router.chat, "text")
+        wait_until(lambda: len(engine.calls("/wake_up")) > before)
+        time.sleep(1.0)
+        assert len(engine.calls("/wake_up")) == before + 1
+        engine.fault(drop=[])
+        assert held.result().status_code == 200, "it waited through the back-off"
 
 
 def test_a_new_incarnation_ends_quarantine(engines: Engines, routers: Routers) -> None:
@@ -342,6 +359,22 @@ def test_graceful_stop(engines: Engines, routers: Routers) -> None:
     assert router.process.returncode == 0
     router.start()
     router.wait_for("ocr", "awake")  # its wake was finished before the router went
+
+
+def test_what_streams_too_long_at_a_stop_is_ended_visibly(engines: Engines, routers: Routers) -> None:
+    engine = engines()
+    router = routers(ROUTER_STOP_TIMEOUT="0.5")
+    router.register(engine.registry_entry())
+    router.start()
+    router.order("services/text/wake")
+    engine.fault(chunk_seconds=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(router.chat, "text", stream=True, max_tokens=200)
+        wait_until(lambda: engine.state()["running"] == 1)
+        time.sleep(0.3)
+        router.stop()
+        assert "event: error" in stream.result().text
+    wait_until(lambda: engine.state()["running"] == 0)
 
 
 def test_services_of_one_device_take_turns(engines: Engines, routers: Routers) -> None:

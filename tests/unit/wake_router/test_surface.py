@@ -220,6 +220,8 @@ def test_admin_errors_are_sentences(router: Router) -> None:
     assert router.order("services/none/wake").status_code == 404
     assert router.order("services/text/wake?timeout=-1").status_code == 400
     assert router.order("services/text/dance").status_code == 404
+    assert router.order("services/text/restart").status_code == 501
+    assert router.order("services/none/restart").status_code == 404
     late = router.order("services/absent/wake?timeout=0.2")
     assert late.status_code == 504
     assert "absent" in late.json()["error"]["message"]
@@ -228,6 +230,10 @@ def test_admin_errors_are_sentences(router: Router) -> None:
 def test_pinning(router: Router) -> None:
     assert router.order("services/text/pin").json()["pinned"] is True
     assert router.status("text")["pinned"] is True
+    for order in ("sleep", "offload"):
+        refused = router.order(f"services/text/{order}")
+        assert refused.status_code == 409
+        assert "unpin" in refused.json()["error"]["message"]
     assert router.order("services/text/unpin").json()["pinned"] is False
 
 

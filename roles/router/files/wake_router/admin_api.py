@@ -193,6 +193,8 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> N
     async def order(name: str, depth: Depth, timeout_seconds: float | None) -> OrderDone:
         longest = settings.admin_wait_max_seconds
         with _known(name):
+            if depth is not Depth.AWAKE and executor.pinned(name):
+                raise AdminRequestError(409, f"Service '{name}' is pinned awake; order unpin first.")
             state = await executor.order(name, depth, min(timeout_seconds or longest, longest))
             return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
 
@@ -212,6 +214,12 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> N
     @app.post("/admin/services/{name}/offload")
     async def offload(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
         return await order(name, Depth.OFFLOADED, timeout)
+
+    @app.post("/admin/services/{name}/restart")
+    async def restart(name: str) -> OrderDone:
+        with _known(name):
+            executor.state(name)
+        raise AdminRequestError(501, "The launcher can't restart an engine on order; restart its container.")
 
     @app.post("/admin/services/{name}/pin")
     async def pin_service(name: str) -> OrderDone:

@@ -34,6 +34,10 @@ class EngineUnreachableError(EngineError):
     """Nobody listens at the engine's address."""
 
 
+class EngineBrokenOffError(EngineUnreachableError):
+    """The connection ended before an answer: the engine has died, or a kept connection was just closed."""
+
+
 class EngineSlowError(EngineError):
     """The engine took the call but didn't answer in time. Slow is not dead."""
 
@@ -201,7 +205,7 @@ class Engine:
         except TimeoutError:
             raise EngineSlowError(f"{url} didn't answer within {timeout_seconds:g} s.") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"{url} broke off: {error or type(error).__name__}") from None
+            raise EngineBrokenOffError(f"{url} broke off: {error or type(error).__name__}") from None
 
 
 def _json(body: bytes) -> Any:

@@ -7,6 +7,7 @@ out ever cancels one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -307,12 +308,23 @@ class Executor:
                 self._dispatch(name, HoldEnded())
 
     async def finish_stop(self, seconds: float) -> None:
-        """Give transitions under way some time to end; the intents of those that don't are on disk."""
+        """Give transitions and requests some time to end; then cut requests, whose clients see that.
+
+        The intents of transitions that don't end in time are on the disk.
+        """
+        end = self._clock.monotonic() + seconds
         running: list[asyncio.Task[Any]] = [
             handle.transition for handle in self._handles.values() if handle.transition is not None
         ]
         if running:
             await asyncio.wait(running, timeout=seconds)
+        for name in list(self._handles):
+            with contextlib.suppress(TimeoutError):
+                left = max(0.0, end - self._clock.monotonic())
+                await self._until(name, lambda state: not state.in_flight, left)
+        for handle in self._handles.values():
+            for lease in list(handle.leases):
+                lease.when_cut("the router stops")
         if self._ticker is not None:
             self._ticker.cancel()
         for handle in self._handles.values():

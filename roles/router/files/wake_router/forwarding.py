@@ -154,10 +154,13 @@ class Forwarder:
                 # Not sent yet: it waits for the engine like any other request.
                 self._executor.report_unreachable(lease)
             except BrokenOffError as error:
-                # A kept-alive connection can end just as a request is sent into it; then the engine is well.
-                if replayed or not await self._executor.is_alive(service.name):
+                # Nothing has been answered, so it may be asked again, but only once, lest it be this request.
+                if replayed or not error.may_replay:
                     raise engine_failed(service.model, str(error)) from None
                 replayed = True
+                # A kept-alive connection can end just as a request is sent into it; then the engine is well.
+                if not await self._executor.is_alive(service.name):
+                    self._executor.report_unreachable(lease)
             finally:
                 lease.release()
 

@@ -471,9 +471,9 @@ def _wake_wanted(state: ServiceState, policy: Policy, now: float) -> bool:
         return True
     if state.conditions & PARKED:
         return state.depth is Depth.SLEEPING and state.ordered is Depth.OFFLOADED
-    if _repairing(state):
-        return now >= state.retry_at
-    if state.called or state.held > 0 or _pinned(state, policy):
+    if now < state.retry_at:
+        return False
+    if _repairing(state) or state.called or state.held > 0 or _pinned(state, policy):
         return True
     # A sleeping engine ignores a second /sleep (it answers 200 all the same), so the way down to level 2 is
     # up first.
@@ -619,6 +619,8 @@ def _transition_failed(state: ServiceState, policy: Policy, event: Event, now: f
     if event.epoch != state.epoch or state.running is None:
         return state, ()
     if event.unreachable:
+        failures = state.failures + 1
+        state = replace(state, failures=failures, retry_at=now + back_off_seconds(failures))
         return _engine_left(state, Presence.ABSENT, now)
     if event.untouched:
         failures = state.failures + 1
@@ -769,8 +771,8 @@ def _engine_appeared(state: ServiceState, event: Observed, now: float) -> Outcom
         queued=None,
         running=None,
         epoch=state.epoch + 1,
-        failures=0,
-        retry_at=0.0,
+        failures=0 if is_new else state.failures,
+        retry_at=0.0 if is_new else state.retry_at,
         last_activity=now,
         reason=reason,
     )

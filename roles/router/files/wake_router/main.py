@@ -167,7 +167,8 @@ def _server(application: Any, settings: Settings, tls: Tls | None = None) -> _Se
             log_level="critical",
             server_header=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, int(settings.stop_timeout_seconds)),
+            # Later than the router's own limit, by which it ends what still streams.
+            timeout_graceful_shutdown=int(settings.stop_timeout_seconds) + 5,
         )
     )
 

@@ -49,6 +49,10 @@ class NotReachedError(Exception):
 class BrokenOffError(Exception):
     """The engine took the request, and its connection ended before an answer began."""
 
+    def __init__(self, reason: str, may_replay: bool = True) -> None:
+        super().__init__(reason)
+        self.may_replay = may_replay
+
 
 @dataclass(slots=True)
 class Exchange:
@@ -173,7 +177,7 @@ async def relay(
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise NotReachedError(str(error)) from None
     except TimeoutError:
-        raise BrokenOffError("it sent nothing for too long") from None
+        raise BrokenOffError("it sent nothing for too long", may_replay=False) from None
     except (aiohttp.ClientError, OSError) as error:
         raise BrokenOffError(str(error) or type(error).__name__) from None
     try:
