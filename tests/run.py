@@ -92,7 +92,7 @@ def gate() -> None:
 
 def e2e() -> None:
     """The rehearsal box: real engines, real clients, from a clean copy of this repository."""
-    run(sys.executable, "-m", "pytest", "--exitfirst", "tests/e2e")
+    run(sys.executable, "-m", "pytest", "tests/e2e")
 
 
 def docker() -> None:

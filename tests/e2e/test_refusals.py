@@ -39,10 +39,14 @@ def services(**changes: object) -> str:
             ["Nowhere-7B", "/var/lib/vllm-frontdoor/models/Nowhere-7B"],
             id="model folder that isn't there",
         ),
-        pytest.param(services(devices=["middle"]), ["middle", "vllm_service_devices"], id="unknown device"),
+        pytest.param(
+            services(devices=["middle"]),
+            ["middle", "vllm_service_services.text.devices", "left, right"],
+            id="unknown device",
+        ),
         pytest.param(
             services(devices=["left", "right"], tensor_parallel=2),
-            ["tensor_parallel", "evidence"],
+            ["tensor_parallel", "p2p_check"],
             id="parallelism without evidence",
         ),
         pytest.param(

@@ -18,7 +18,7 @@ class Faults:
     wake_seconds: float = 0.0
     reload_seconds: float = 0.0
     first_token_seconds: float = 0.0
-    chunk_seconds: float = 0.0
+    chunk_seconds: float = 0.001
     fail: dict[str, int] = field(default_factory=dict)
     """Route -> status of its answer."""
     hang: list[str] = field(default_factory=list)
@@ -31,7 +31,9 @@ class Faults:
     cut_after_chunks: int | None = None
     """The stream's connection is cut after so many chunks; the process goes on."""
     reload_keeps_garbage: bool = False
+    garbage: bool = False
     nan_answers: bool = False
+    corrupted_requests: int = 0
 
     def update(self, wishes: dict[str, Any]) -> None:
         """Set some; raises ValueError for an unknown one."""

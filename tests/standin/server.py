@@ -59,8 +59,22 @@ class StandIn:
         if self.task == "generate":
             app.router.add_post("/v1/chat/completions", self._chat)
             app.router.add_post("/v1/completions", self._completions)
+            app.router.add_post("/v1/responses", self._responses)
+            app.router.add_get("/v1/responses/{id}", self._stored_response)
+            app.router.add_post("/v1/responses/{id}/cancel", self._stored_response)
+            app.router.add_post("/v1/messages", self._messages)
+            app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+            app.router.add_post("/v1/audio/transcriptions", self._audio)
+            app.router.add_post("/v1/audio/translations", self._audio)
+            app.router.add_get("/v1/realtime", self._realtime)
         else:
             app.router.add_post("/v1/embeddings", self._embeddings)
+            for path in ("/score", "/v1/score"):
+                app.router.add_post(path, self._score)
+            for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+                app.router.add_post(path, self._rerank)
+            for path in ("/pooling", "/classify"):
+                app.router.add_post(path, self._embeddings)
         return app
 
     def launcher_application(self) -> web.Application:
@@ -140,7 +154,7 @@ class StandIn:
             f"process_start_time_seconds {self.started!r}",
             f'vllm:num_requests_running{{engine="0",model_name="{self.model}"}} {float(self.brain.running)}',
             f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {float(not asleep)}',
-            f'vllm:corrupted_requests_total{{engine="0"}} {0.0}',
+            f'vllm:corrupted_requests_total{{engine="0"}} {float(self.brain.faults.corrupted_requests)}',
         ]
         return web.Response(text="\n".join(lines) + "\n")
 
@@ -212,8 +226,11 @@ class StandIn:
         return dict(body)
 
     def _tokens(self, body: dict[str, Any]) -> list[str]:
-        limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or len(ANSWER))
-        words = ANSWER if self.brain.weights_good else ["!"] * len(ANSWER)
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or len(ANSWER)
+        if not isinstance(limit, int):
+            raise _bad_request("max_tokens: input should be a valid integer")
+        good = self.brain.weights_good and not self.brain.faults.garbage
+        words = ANSWER if good else ["!"] * len(ANSWER)
         return (words * math.ceil(limit / len(words)))[:limit] if limit > len(words) else words[:limit]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -259,6 +276,101 @@ class StandIn:
                 choice.update(self._logprobs(body, tokens))
             return web.json_response({**head, "choices": [choice], "usage": _usage(len(tokens))})
 
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        async with self._working():
+            text = "".join(self._tokens({**body, "max_tokens": body.get("max_output_tokens")}))
+            content = [{"type": "output_text", "text": text, "annotations": []}]
+            message = {"type": "message", "id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+            document: dict[str, Any] = {
+                "id": f"resp_{uuid.uuid4().hex}",
+                "object": "response",
+                "created_at": int(time.time()),
+                "model": self.model,
+                "status": "completed",
+                "output": [{**message, "status": "completed", "content": content}],
+                "parallel_tool_calls": True,
+                "tool_choice": "auto",
+                "tools": [],
+            }
+            self.stored[document["id"]] = document
+            if body.get("stream"):
+                return await self._stream(request, [{"type": "response.completed", "response": document}])
+            return web.json_response(document)
+
+    async def _stored_response(self, request: web.Request) -> web.Response:
+        document = self.stored.get(request.match_info["id"])
+        if document is None:
+            return web.json_response(_error("no such response", "NotFoundError"), status=404)
+        return web.json_response(document)
+
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        async with self._working():
+            tokens = self._tokens(body)
+            usage = {"input_tokens": 5, "output_tokens": len(tokens)}
+            head = {
+                "id": f"msg_{uuid.uuid4().hex}",
+                "type": "message",
+                "role": "assistant",
+                "model": self.model,
+            }
+            if not body.get("stream"):
+                content = [{"type": "text", "text": "".join(tokens)}]
+                stop = {"stop_reason": "end_turn", "stop_sequence": None, "usage": usage}
+                return web.json_response({**head, "content": content, **stop})
+            start: dict[str, Any] = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
+            start["usage"] = usage
+            block = {"type": "text", "text": ""}
+            events: list[dict[str, Any]] = [
+                {"type": "message_start", "message": start},
+                {"type": "content_block_start", "index": 0, "content_block": block},
+            ]
+            for token in tokens:
+                delta = {"type": "text_delta", "text": token}
+                events.append({"type": "content_block_delta", "index": 0, "delta": delta})
+            ending = {"stop_reason": "end_turn", "stop_sequence": None}
+            events += [
+                {"type": "content_block_stop", "index": 0},
+                {"type": "message_delta", "delta": ending, "usage": usage},
+                {"type": "message_stop"},
+            ]
+            return await self._stream(request, events, named=True)
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        await self._body(request)
+        return web.json_response({"input_tokens": 5})
+
+    async def _audio(self, request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        if form.get("model") != self.model:
+            return web.json_response(_error("no such model", "NotFoundError"), status=404)
+        async with self._working():
+            upload = form["file"]
+            size = len(upload.file.read()) if isinstance(upload, web.FileField) else len(str(upload))
+            return web.json_response({"text": f"{size} bytes of silence"})
+
+    async def _realtime(self, request: web.Request) -> web.StreamResponse:
+        """Echo every message, once a session names the model (or the query did)."""
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        known = request.query.get("model") == self.model
+        async with self._working():
+            async for message in socket:
+                if message.type is web.WSMsgType.TEXT:
+                    document = json.loads(message.data)
+                    known = known or self.model in (
+                        document.get("model"),
+                        document.get("session", {}).get("model"),
+                    )
+                    if document.get("type") == "close":
+                        await socket.close(code=4000)
+                    else:
+                        await socket.send_json({"type": "echo", "known": known, "got": document})
+                else:
+                    await socket.send_bytes(message.data)
+        return socket
+
     def _logprobs(self, body: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
         """Log-probabilities that depend on prompt and weights only, and are garbage with bad weights."""
         words = str(body.get("prompt", "")).split()
@@ -291,6 +403,36 @@ class StandIn:
                 {"object": "list", "model": self.model, "data": data, "usage": _usage(0)}
             )
 
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        texts = body.get("text_2", "")
+        texts = texts if isinstance(texts, list) else [texts]
+        async with self._working():
+            data = [
+                {
+                    "object": "score",
+                    "index": index,
+                    "score": abs(self._vector(f"{body.get('text_1')}{text}")[0]),
+                }
+                for index, text in enumerate(texts)
+            ]
+            return web.json_response(
+                {"object": "list", "model": self.model, "data": data, "usage": _usage(0)}
+            )
+
+    async def _rerank(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        async with self._working():
+            results = [
+                {
+                    "index": index,
+                    "relevance_score": abs(self._vector(str(text))[0]),
+                    "document": {"text": text},
+                }
+                for index, text in enumerate(body.get("documents", []))
+            ]
+            return web.json_response({"id": "rerank-1", "model": self.model, "results": results})
+
     def _vector(self, text: str) -> list[float]:
         salt = "" if self.brain.weights_good else "garbage"
         digest = hashlib.sha256((salt + text).encode()).digest()
@@ -305,7 +447,9 @@ class StandIn:
         body = await self._body(request)
         return web.json_response({"prompt": bytes(body.get("tokens", [])).decode("utf-8", "replace")})
 
-    async def _stream(self, request: web.Request, events: list[dict[str, Any]]) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, events: list[dict[str, Any]], named: bool = False
+    ) -> web.StreamResponse:
         faults, aborted = self.brain.faults, self.brain.aborted
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
@@ -316,10 +460,15 @@ class StandIn:
                 _cut(request)
             if aborted.is_set():
                 break
-            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+            try:
+                name = f"event: {event['type']}\n" if named else ""
+                await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
+            except ConnectionResetError:
+                return response  # the client has left
             if faults.chunk_seconds:
                 await asyncio.sleep(faults.chunk_seconds)
-        await response.write(b"data: [DONE]\n\n")
+        if not named:
+            await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
 
@@ -355,11 +504,11 @@ async def serve(arguments: argparse.Namespace) -> None:
     if arguments.launcher_port:
         launcher = web.AppRunner(standin.launcher_application(), access_log=None)
         await launcher.setup()
-        await web.TCPSite(launcher, "127.0.0.1", arguments.launcher_port).start()
+        await web.TCPSite(launcher, arguments.host, arguments.launcher_port).start()
     await asyncio.sleep(arguments.boot_seconds)
     runner = web.AppRunner(standin.application(), access_log=None, handler_cancellation=True)
     await runner.setup()
-    standin.site = web.TCPSite(runner, "127.0.0.1", arguments.port, backlog=2048)
+    standin.site = web.TCPSite(runner, arguments.host, arguments.port, backlog=2048)
     await standin.site.start()
     standin.phase = "healthy"
     print("ready", flush=True)
@@ -369,6 +518,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """`python -m tests.standin.server --port 8000 ...`"""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--launcher-port", type=int, default=0)
     parser.add_argument("--model", default="stand-in")

@@ -62,6 +62,11 @@ class Box:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a command needs to find the tests' own Docker daemon and the user's caches."""
+        return {name: os.environ[name] for name in ("DOCKER_HOST", "HOME") if name in os.environ}
+
     def run(self, *arguments: str, **environment: str) -> Run:
         """Run `./box ARGUMENTS`; its output may never hold a Python traceback."""
         start = time.monotonic()

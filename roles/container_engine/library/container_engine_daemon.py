@@ -11,14 +11,21 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.box_tools_docker import Docker
 from ansible.module_utils.container_engine_process import (
     DaemonError,
+    clear_away,
     init_system,
+    make_bridge,
     running_daemon,
     start_detached,
     stop,
     tail,
     wait_for,
 )
-from ansible.module_utils.container_engine_rules import daemon_command, ways_to_start
+from ansible.module_utils.container_engine_rules import (
+    bridge_name,
+    daemon_command,
+    mounts_within,
+    ways_to_start,
+)
 
 DOCUMENTATION = r"""
 module: container_engine_daemon
@@ -26,7 +33,10 @@ short_description: Make sure that a Docker daemon answers, or stop one that was 
 description:
   - A daemon that answers is left alone. One that doesn't is started with the init system; where none runs, or
     for a daemon with folders of its own, it is started directly, detached, with a pid file and a log.
-  - C(stopped) stops only a daemon that was started directly, found by its own pid file.
+  - A daemon with folders of its own gets a bridge of its own too, so that it does not take C(docker0) away
+    from the usual one.
+  - C(stopped) stops only a daemon that was started directly, found by its own pid file, and removes the
+    bridge and the mounts that it leaves.
 options:
   docker_host:
     description: Address that the daemon listens at.
@@ -135,6 +145,8 @@ def _start_directly(docker: Docker, asked: dict[str, Any], seconds: float) -> No
         pid_file=str(pid_file),
         options=asked["options"],
     )
+    if asked["data_root"]:
+        make_bridge(bridge_name(docker.host))
     process = start_detached(command, log)
     if not wait_for(lambda: docker.unreachable() is None, lambda: process.poll() is not None, seconds):
         ended = process.poll()
@@ -142,6 +154,15 @@ def _start_directly(docker: Docker, asked: dict[str, Any], seconds: float) -> No
         raise DaemonError(
             f"The Docker daemon for {docker.host} {how}; the last lines of its log {log} are:\n{tail(log)}"
         )
+
+
+def own_mounts(asked: dict[str, Any]) -> list[str]:
+    """What is mounted in the folders of a daemon that has some of its own, the innermost first."""
+    if not asked["data_root"]:
+        return []
+    mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+    found: list[str] = mounts_within(mountinfo, [asked["data_root"], asked["exec_root"]])
+    return found
 
 
 def main() -> None:
@@ -165,8 +186,12 @@ def main() -> None:
         if asked["state"] == "stopped":
             pid_file = Path(asked["pid_file"])
             there = running_daemon(pid_file) is not None
-            changed = there if module.check_mode else stop(pid_file, float(asked["timeout_seconds"]))
-            module.exit_json(changed=changed, way="")
+            if there and not module.check_mode:
+                stop(pid_file, float(asked["timeout_seconds"]))
+            left = own_mounts(asked)
+            if asked["data_root"] and not module.check_mode:
+                clear_away(bridge_name(docker.host), left)
+            module.exit_json(changed=there or bool(left), way="")
         if docker.unreachable() is None:
             module.exit_json(changed=False, way="")
         way = "" if module.check_mode else make_sure(docker, asked)

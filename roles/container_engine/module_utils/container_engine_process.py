@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _LINES_SHOWN = 12
@@ -87,6 +87,32 @@ def _arguments(pid: int) -> list[bytes]:
     except OSError:
         return []
     return line.split(b"\0") if line else []
+
+
+def make_bridge(name: str) -> None:
+    """Make sure that a bridge for a daemon's containers exists. Raises DaemonError."""
+    if not Path("/sys/class/net", name).exists():
+        _command("ip", "link", "add", "name", name, "type", "bridge")
+
+
+def clear_away(bridge: str, mounts: Sequence[str]) -> None:
+    """Remove what a daemon with folders of its own leaves: its bridge and its mounts. Raises DaemonError."""
+    for point in mounts:
+        _command("umount", point)
+    if Path("/sys/class/net", bridge).exists():
+        _command("ip", "link", "delete", bridge)
+
+
+def _command(*words: str) -> None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, env={"PATH": _SYSTEM_PATH}, check=False)
+    except FileNotFoundError as error:
+        raise DaemonError(
+            f"A Docker daemon beside the usual one needs the command {words[0]}, which is not on the box: "
+            "'apt-get install iproute2 mount'."
+        ) from error
+    if done.returncode != 0:
+        raise DaemonError(f"'{' '.join(words)}' failed: {done.stderr.strip()}")
 
 
 def stop(pid_file: Path, seconds: float) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 DOCKER_AT_LEAST = (20, 10)
@@ -145,9 +146,27 @@ def _may_not_install(found: Found, *, engine_missing: bool) -> str:
 def daemon_command(
     *, host: str, data_root: str, exec_root: str, pid_file: str, options: list[str]
 ) -> list[str]:
-    """How to start a daemon directly; an empty `data_root` leaves Docker its own folders."""
-    roots = ["--data-root", data_root, "--exec-root", exec_root] if data_root else []
+    """How to start a daemon directly; an empty `data_root` leaves Docker its own folders and bridge."""
+    own = ["--data-root", data_root, "--exec-root", exec_root, "--bridge", bridge_name(host)]
+    roots = own if data_root else []
     return ["dockerd", "--host", host, "--pidfile", pid_file, *roots, *options]
+
+
+def bridge_name(host: str) -> str:
+    """The bridge of a daemon that lives beside the usual one.
+
+    Two daemons can't share docker0: the one that stops, or that is started without a bridge, takes it away
+    from the other (seen with Engine 20.10). The name keeps within the 15 characters of an interface's.
+    """
+    return f"vfd-{zlib.crc32(host.encode()):08x}"
+
+
+def mounts_within(mountinfo: str, folders: Sequence[str]) -> list[str]:
+    """Mount points in or at `folders`, from the text of /proc/self/mountinfo, the innermost first."""
+    points = [line.split()[4] for line in mountinfo.splitlines() if line.strip()]
+    roots = [folder.rstrip("/") for folder in folders if folder]
+    within = {point for point in points for root in roots if f"{point}/".startswith(f"{root}/")}
+    return sorted(within, key=len, reverse=True)
 
 
 def ways_to_start(init_system: str, *, own_folders: bool) -> list[str]:

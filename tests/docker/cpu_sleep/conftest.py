@@ -87,14 +87,14 @@ def create_container(name: str, model: str, options: list[str]) -> None:
     server = ["-m", "vllm.entrypoints.openai.api_server", "--model", f"/models/{model}"]
     served = ["--served-model-name", model, "--enforce-eager", "--host", "0.0.0.0", "--port", "8000"]
     docker(
-        *("create", "--name", name, "--init", "--shm-size=1g", "--publish=127.0.0.1::8000", *environment),
+        *("create", "--name", name, "--network", name, "--init", "--shm-size=1g", *environment),
         *(f"--volume={MODELS}:/models:ro", "--entrypoint=python3", IMAGE, *server, *served, *options),
     )
 
 
 def install_plugin(container: str) -> None:
     packages = docker(
-        *("run", "--rm", "--name", f"{container}-look", "--entrypoint=python3", IMAGE),
+        *("run", "--rm", "--network=none", "--name", f"{container}-look", "--entrypoint=python3", IMAGE),
         *("-c", "import sysconfig; print(sysconfig.get_path('purelib'))"),
     )
     for folder in PLUGIN.glob("frontdoor_cpu_sleep*"):
@@ -102,18 +102,32 @@ def install_plugin(container: str) -> None:
 
 
 @contextmanager
+def container_in_its_own_network(model: str, options: list[str]) -> Iterator[str]:
+    name = f"sleepplugin-{uuid.uuid4().hex[:8]}"
+    docker("network", "create", name)
+    try:
+        create_container(name, model, options)
+        try:
+            yield name
+        finally:
+            docker("rm", "--force", "--volumes", name)
+    finally:
+        docker("network", "rm", name)
+
+
+@contextmanager
 def engine(model: str, options: list[str]) -> Iterator[Engine]:
     """A starting engine; `wait_until_healthy` waits for it."""
-    name = f"sleepplugin-{uuid.uuid4().hex[:8]}"
-    create_container(name, model, options)
-    try:
-        install_plugin(name)
-        docker("start", name)
-        address = docker("port", name, "8000")
-        with httpx.Client(base_url=f"http://{address}", timeout=CALL_SECONDS) as http:
-            yield Engine(name, model, http)
-    finally:
-        docker("rm", "--force", "--volumes", name)
+    with container_in_its_own_network(model, options) as container:
+        install_plugin(container)
+        docker("start", container)
+        address = docker(
+            "inspect", "--format={{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", container
+        )
+        # No connection twice: the server closes one after an answer of 500 without announcing it.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=f"http://{address}:8000", timeout=CALL_SECONDS, limits=limits) as http:
+            yield Engine(container, model, http)
 
 
 def wait_until_healthy(engine: Engine) -> None:

@@ -111,6 +111,7 @@ def test_level_2_without_reload_is_garbage_even_after_a_late_reload(text: Engine
     text.sleep(2)
     text.wake()
     assert "Paris" not in ask(text)
+    # The garbage served in between has left NaN in the KV cache.
     text.call_worker("reload_weights").raise_for_status()
     assert "Paris" not in ask(text)
 

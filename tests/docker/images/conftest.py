@@ -38,13 +38,24 @@ def defaults(role: str) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a module; its answer, in which ``failed`` is always there. No answer may hold a traceback."""
+    """Runs a module; its answer, in which ``failed`` is always there. No answer may hold a traceback.
 
-    def call(module: str, /, *, check_mode: bool = False, **arguments: Any) -> dict[str, Any]:
+    With `own_network`, whatever the module starts sees a network of its own and can't touch this machine's.
+    """
+
+    def call(
+        module: str, /, *, check_mode: bool = False, own_network: bool = False, **arguments: Any
+    ) -> dict[str, Any]:
         path = tmp_path / f"{module}.json"
         internal = {"_ansible_check_mode": check_mode, "_ansible_remote_tmp": str(tmp_path)}
         path.write_text(json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, **internal}}))
-        command = [sys.executable, str(RUNNER), module, str(path)]
+        command = [
+            *(["unshare", "--net"] if own_network else []),
+            sys.executable,
+            str(RUNNER),
+            module,
+            str(path),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)

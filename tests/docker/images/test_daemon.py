@@ -32,14 +32,15 @@ def command_line(pid: int) -> bytes:
 
 
 def arguments(place: Path, *options: str) -> dict[str, Any]:
-    """A daemon that leaves the machine's network alone."""
+    """A daemon in a network of its own: two in one network fight over bridge and packet filter."""
     return {
         "docker_host": f"unix://{place}/docker.sock",
         "data_root": f"{place}/data",
         "exec_root": f"{place}/exec",
         "pid_file": f"{place}/docker.pid",
         "log_file": f"{place}/docker.log",
-        "options": ["--iptables=false", "--ip-forward=false", "--bridge=none", *options],
+        "options": list(options),
+        "own_network": True,
     }
 
 

@@ -17,12 +17,17 @@ from wake_router.lifecycle import (
     TARGET,
     AbandonTransition,
     Condition,
+    CutInFlight,
     Depth,
+    Distrusted,
+    DrainOrdered,
     Effect,
     Event,
     Forward,
     Hold,
     HoldEnded,
+    MaintenanceEnded,
+    MaintenanceOrdered,
     Observed,
     Ordered,
     OrderWithdrawn,
@@ -95,6 +100,7 @@ class FrontDoor(RuleBasedStateMachine):
     @initialize(level_2=st.booleans(), idle=st.sampled_from([0.0, 60.0]))
     def open(self, level_2: bool, idle: float) -> None:
         self.box = Box()
+        self.cut: list[str] = []
         self.policy = Policy(
             idle_sleep_seconds=idle, idle_offload_seconds=3 * idle, level_2_allowed=level_2, held_max=5
         )
@@ -121,6 +127,8 @@ class FrontDoor(RuleBasedStateMachine):
         box.fleet, effects = scheduler.advance(box.fleet, name, event, box.now)
         for service, effect in effects:
             self._perform(service, effect)
+        while self.cut:
+            self._end_all_in_flight(self.cut.pop())
         return [effect for service, effect in effects if service == name]
 
     def _perform(self, name: str, effect: Effect) -> None:
@@ -147,10 +155,16 @@ class FrontDoor(RuleBasedStateMachine):
                 world.start, world.steps_done, world.intent_written = effect, 0, False
             case AbandonTransition():
                 world.start = None
+            case CutInFlight():
+                self.cut.append(name)
             case Remember(incarnation, depth):
                 world.record = Record(incarnation=incarnation, depth=depth)
             case _:
                 pass
+
+    def _end_all_in_flight(self, name: str) -> None:
+        while self.box.worlds[name].in_flight:
+            self.finish(name)
 
     def _check_right(self, name: str) -> None:
         """What is forwarded reaches good weights, unless the engine has died since it was last seen."""
@@ -210,6 +224,19 @@ class FrontDoor(RuleBasedStateMachine):
     def pin(self, name: str, pinned: bool) -> None:
         self.send(name, PinChanged(pinned))
 
+    @rule(name=services, seconds=st.sampled_from([0.0, 100.0]))
+    def drain(self, name: str, seconds: float) -> None:
+        until = self.box.now + seconds
+        self.send(name, DrainOrdered(until, until + 1000.0))
+
+    @rule(name=services)
+    def begin_maintenance(self, name: str) -> None:
+        self.send(name, MaintenanceOrdered(self.box.now + 1000.0))
+
+    @rule(name=services)
+    def end_maintenance(self, name: str) -> None:
+        self.send(name, MaintenanceEnded())
+
     # ---- time
 
     @rule(seconds=st.sampled_from([0.2, 5.0, 61.0, 200.0, 4000.0]))
@@ -255,6 +282,10 @@ class FrontDoor(RuleBasedStateMachine):
             self.send(name, Observed(epoch, world.presence))
 
     @rule(name=services)
+    def is_found_unsound(self, name: str) -> None:
+        self.send(name, Distrusted(self.state(name).epoch, "garbage"))
+
+    @rule(name=services)
     def look_that_cannot_tell(self, name: str) -> None:
         world = self.box.worlds[name]
         if world.presence is Presence.UP:
@@ -278,6 +309,12 @@ class FrontDoor(RuleBasedStateMachine):
             self.send(name, TransitionFailed(start.epoch, "nobody answers", unreachable=True))
         elif not world.open_steps:
             self._confirm(name, start)
+        elif world.open_steps[0] is Step.RECORD_CANARY:
+            assert world.weights_good or not start.fresh
+            world.steps_done += 1
+        elif world.open_steps[0] is Step.CANARY and not world.weights_good:
+            world.start = None
+            self.send(name, TransitionFailed(start.epoch, "garbage"))
         elif not world.intent_written:
             step = world.open_steps[0]
             world.record = Record(incarnation=start.incarnation, depth=start.from_depth, open_step=step)
@@ -307,7 +344,7 @@ class FrontDoor(RuleBasedStateMachine):
                 world.asleep = False
             case Step.RELOAD_WEIGHTS:
                 world.weights_good = True
-            case Step.WAKE_WEIGHTS | Step.RESET_PREFIX_CACHE:
+            case Step.WAKE_WEIGHTS | Step.RESET_PREFIX_CACHE | Step.RECORD_CANARY | Step.CANARY:
                 pass
 
     @rule(
@@ -348,7 +385,7 @@ class FrontDoor(RuleBasedStateMachine):
     def disk_is_full(self, name: str) -> None:
         world = self.box.worlds[name]
         start = world.start
-        if start is not None and start.transition.value != "wake" and world.steps_done == 0:
+        if start is not None and start.transition.value != "wake" and not world.intent_written:
             world.start = None
             self.send(name, TransitionFailed(start.epoch, "no space", untouched=True))
 

@@ -11,8 +11,10 @@ from ansible.module_utils.container_engine_process import running_daemon, stop, 
 from ansible.module_utils.container_engine_rules import (
     Decision,
     Found,
+    bridge_name,
     daemon_command,
     decide,
+    mounts_within,
     packages_of,
     parse_version,
     ways_to_start,
@@ -125,9 +127,37 @@ def test_a_second_daemon_gets_folders_of_its_own_and_the_usual_one_keeps_dockers
         options=["--debug"],
     )
     assert own[:5] == ["dockerd", "--host", "unix:///x/d.sock", "--pidfile", "/x/d.pid"]
-    assert own[5:] == ["--data-root", "/x/data", "--exec-root", "/x/exec", "--debug"]
+    folders, bridge, options = own[5:9], own[9:11], own[11:]
+    assert folders == ["--data-root", "/x/data", "--exec-root", "/x/exec"]
+    assert bridge == ["--bridge", bridge_name("unix:///x/d.sock")]
+    assert options == ["--debug"]
     usual = daemon_command(host="unix:///y", data_root="", exec_root="", pid_file="/p", options=[])
     assert "--data-root" not in usual
+    assert "--bridge" not in usual
+
+
+def test_every_second_daemon_has_a_bridge_of_its_own_that_the_kernel_can_name() -> None:
+    names = {bridge_name(f"unix:///run/{number}/docker.sock") for number in range(50)}
+    assert len(names) == 50
+    assert all(len(name) <= 15 for name in names)
+
+
+MOUNTINFO = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+90 22 254:0 /x/data /x/data rw,relatime - ext4 /dev/vda rw
+91 22 0:4 net:[4026532281] /x/exec/netns/default rw - nsfs nsfs rw
+92 90 0:45 / /x/data/overlay2/1/merged rw,relatime - overlay overlay rw
+93 22 0:46 / /x/database rw,relatime - tmpfs tmpfs rw
+"""
+
+
+def test_mounts_of_a_stopped_daemon_are_found_innermost_first_and_no_others() -> None:
+    assert mounts_within(MOUNTINFO, ["/x/data", "/x/exec"]) == [
+        "/x/data/overlay2/1/merged",
+        "/x/exec/netns/default",
+        "/x/data",
+    ]
+    assert mounts_within(MOUNTINFO, ["", ""]) == []
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from wake_router.intent_store import IntentStore, IntentStoreError
+from wake_router.canary import Answer
+from wake_router.durable import DurableWriteError
+from wake_router.intent_store import IntentStore
 from wake_router.lifecycle import Depth, Record, Step
+from wake_router.memory import Memory, MemoryStore
 from wake_router.registry import RegistryError, parse_registry, read_registry, schema
 from wake_router.settings import Address, SettingsError, read_settings
 
@@ -145,5 +148,38 @@ def test_every_truncation_of_a_file_means_nothing_is_known(tmp_path: Path) -> No
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(IntentStoreError, match="can't be written"):
+    with pytest.raises(DurableWriteError, match="can't be written"):
         IntentStore(tmp_path / "file" / "intents").write("text", Record(incarnation="a", depth=Depth.AWAKE))
+
+
+def test_a_memory_is_kept_and_belongs_to_its_definition(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path)
+    memory = Memory(
+        definition="one",
+        canary=Answer("generate", ((-0.5, -1.0), (-0.1,)), (" Paris",)),
+        level_2_round_trips=2,
+        pinned=True,
+    )
+    memory = memory.with_sample("offloaded", 1.23456)
+    store.write("text", memory)
+    assert store.read("text") == memory
+    other = memory.for_definition("two")
+    assert (other.canary, other.level_2_round_trips, other.pinned) == (None, 0, True)
+    assert other.wake_seconds == {"offloaded": (1.235,)}
+    assert memory.for_definition("one") is memory
+
+
+def test_a_damaged_memory_is_an_empty_one(tmp_path: Path) -> None:
+    store = MemoryStore(tmp_path)
+    store.write("text", Memory(definition="one", canary=Answer("embed", ((1.0,),))))
+    whole = (tmp_path / "text.json").read_bytes()
+    for length in range(len(whole)):
+        (tmp_path / "text.json").write_bytes(whole[:length])
+        assert store.read("text") == Memory()
+
+
+def test_samples_are_bounded() -> None:
+    memory = Memory()
+    for number in range(100):
+        memory = memory.with_sample("sleeping", number)
+    assert memory.wake_seconds["sleeping"] == tuple(range(70, 100))

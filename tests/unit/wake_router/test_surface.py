@@ -30,6 +30,7 @@ def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield router
     router.stop()
     assert "Traceback" not in router.log()
+    assert "internal_error" not in router.log()
 
 
 def test_the_official_client(router: Router) -> None:
@@ -233,7 +234,7 @@ def test_pinning(router: Router) -> None:
 def test_metrics(router: Router) -> None:
     text = HTTP.get(f"{router.admin}/metrics").text
     assert 'frontdoor_depth{depth="awake",service="text"} 1.0' in text
-    assert re.search(r'frontdoor_requests_total{service="text",status="200"} [1-9]', text)
+    assert re.search(r'frontdoor_requests_total{key="",service="text",status="200"} [1-9]', text)
 
 
 def test_one_line_per_request_without_content(router: Router) -> None:

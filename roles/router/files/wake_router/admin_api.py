@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from wake_router.admin_contract import AdminError, ErrorMessage, OrderDone, Reloaded, ServiceStatus, Status
+from wake_router.access import KeysError
+from wake_router.admin_contract import (
+    AdminError,
+    DeviceDone,
+    ErrorMessage,
+    Explanation,
+    OrderDone,
+    ParkedDone,
+    ProofDone,
+    Reloaded,
+    ServiceStatus,
+    Status,
+)
 from wake_router.clock import Clock
 from wake_router.events import Events
 from wake_router.executor import Executor, OrderError, OrderTimeoutError
 from wake_router.lifecycle import RESTING, Depth, ServiceState
 from wake_router.metrics import Metrics
-from wake_router.registry import RegistryError, Service, read_registry
-from wake_router.settings import Settings
+from wake_router.registry import RegistryError, Service
+from wake_router.settings import Settings, SettingsError
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _READING: Final = frozenset({"GET", "HEAD"})
 
+KEEP_ALIVE_SECONDS: Final = 15.0
+"""Between two comments on a stream of events on which nothing happens."""
+
+Seconds = Annotated[float, Query(ge=0, le=86400, description="seconds")]
 Timeout = Annotated[float | None, Query(gt=0, description="how long to wait, in seconds; capped")]
 
 
@@ -37,22 +56,29 @@ class AdminRequestError(Exception):
 
 
 def admin_app(
-    settings: Settings, executor: Executor, clock: Clock, events: Events, metrics: Metrics
+    settings: Settings,
+    executor: Executor,
+    clock: Clock,
+    events: Events,
+    metrics: Metrics,
+    reload: Callable[[], list[str]],
 ) -> FastAPI:
-    """The FastAPI application of the admin listener."""
+    """The FastAPI application of the admin listener; `reload` reads everything again that may change."""
     app = FastAPI(title="vllm-frontdoor admin", version="1", docs_url=None, redoc_url=None, openapi_url=None)
     guard = _Guard(settings, events)
     app.middleware("http")(guard)
     _add_error_handlers(app)
     _add_reading_routes(app, executor, clock, metrics)
     _add_order_routes(app, settings, executor)
+    _add_maintenance_routes(app, settings, executor)
+    _add_event_stream(app, events)
 
     @app.post("/admin/reload")
-    async def reload() -> Reloaded:
-        """Read the registry again; nothing changes when it is unusable."""
+    async def reload_everything() -> Reloaded:
+        """Read the registry, the keys and the certificate again; what is unusable changes nothing."""
         try:
-            changes = executor.load(read_registry(settings.registry))
-        except RegistryError as error:
+            changes = reload()
+        except (RegistryError, KeysError, SettingsError) as error:
             raise AdminRequestError(422, str(error)) from None
         return Reloaded(instance=executor.instance, changes=changes)
 
@@ -144,7 +170,12 @@ def _add_reading_routes(app: FastAPI, executor: Executor, clock: Clock, metrics:
     async def status() -> Status:
         now = clock.monotonic()
         services = [_status(executor, service, state, now) for service, state in executor.services()]
-        return Status(instance=executor.instance, services=services)
+        return Status(instance=executor.instance, services=services, cordoned=sorted(executor.cordoned))
+
+    @app.get("/admin/services/{name}/why")
+    async def why(name: str) -> Explanation:
+        with _known(name):
+            return Explanation(service=name, depth=executor.state(name).depth, why=executor.explain(name))
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
@@ -161,22 +192,14 @@ def _add_reading_routes(app: FastAPI, executor: Executor, clock: Clock, metrics:
 def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> None:
     async def order(name: str, depth: Depth, timeout_seconds: float | None) -> OrderDone:
         longest = settings.admin_wait_max_seconds
-        try:
+        with _known(name):
             state = await executor.order(name, depth, min(timeout_seconds or longest, longest))
-        except KeyError:
-            raise _unknown(name) from None
-        except OrderTimeoutError as error:
-            raise AdminRequestError(504, str(error)) from None
-        except OrderError as error:
-            raise AdminRequestError(502, str(error)) from None
-        return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
+            return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
 
-    def pin(name: str, pinned: bool) -> OrderDone:
-        try:
-            executor.pin(name, pinned)
-        except KeyError:
-            raise _unknown(name) from None
-        return OrderDone(service=name, depth=executor.state(name).depth, pinned=executor.pinned(name))
+    async def pin(name: str, pinned: bool) -> OrderDone:
+        with _known(name):
+            await executor.pin(name, pinned)
+            return OrderDone(service=name, depth=executor.state(name).depth, pinned=executor.pinned(name))
 
     @app.post("/admin/services/{name}/wake")
     async def wake(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109  (a query parameter)
@@ -192,15 +215,94 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> N
 
     @app.post("/admin/services/{name}/pin")
     async def pin_service(name: str) -> OrderDone:
-        return pin(name, True)
+        return await pin(name, True)
 
     @app.post("/admin/services/{name}/unpin")
     async def unpin_service(name: str) -> OrderDone:
-        return pin(name, False)
+        return await pin(name, False)
 
 
-def _unknown(name: str) -> AdminRequestError:
-    return AdminRequestError(404, f"There is no service '{name[:100]}'; GET /admin/status lists them.")
+def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor) -> None:
+    @app.post("/admin/services/{name}/drain")
+    async def drain(name: str, deadline: Seconds = 120.0, limit: Seconds = 3600.0) -> ParkedDone:
+        with _known(name):
+            return _parked(name, await executor.drain(name, deadline, limit))
+
+    @app.post("/admin/services/{name}/maintenance")
+    async def maintenance(name: str, limit: Seconds = 3600.0) -> ParkedDone:
+        with _known(name):
+            return _parked(name, executor.begin_maintenance(name, limit))
+
+    @app.post("/admin/services/{name}/prove")
+    async def prove(name: str, timeout: Timeout = None) -> ProofDone:  # noqa: ASYNC109
+        longest = settings.admin_wait_max_seconds
+        with _known(name):
+            proof = await executor.prove(name, min(timeout or longest, longest))
+            return ProofDone(
+                service=name, depth=proof.state.depth, canary=proof.canary, level_2=proof.level_2
+            )
+
+    @app.post("/admin/devices/{name}/cordon")
+    async def cordon(name: str) -> DeviceDone:
+        return _cordon(executor, name, True)
+
+    @app.post("/admin/devices/{name}/uncordon")
+    async def uncordon(name: str) -> DeviceDone:
+        return _cordon(executor, name, False)
+
+
+def _cordon(executor: Executor, device: str, cordoned: bool) -> DeviceDone:
+    try:
+        executor.cordon(device, cordoned)
+    except KeyError:
+        message = f"No service runs on a device '{device[:100]}'; GET /admin/status shows devices."
+        raise AdminRequestError(404, message) from None
+    return DeviceDone(device=device, cordoned=cordoned)
+
+
+def _parked(name: str, state: ServiceState) -> ParkedDone:
+    return ParkedDone(
+        service=name,
+        depth=state.depth,
+        conditions=sorted(state.conditions),
+        in_flight=state.in_flight,
+        held=state.held,
+    )
+
+
+def _add_event_stream(app: FastAPI, events: Events) -> None:
+    @app.get("/admin/events")
+    async def stream() -> StreamingResponse:
+        """What happens from now on, as server-sent events."""
+        return StreamingResponse(_event_stream(events), media_type="text/event-stream")
+
+
+async def _event_stream(events: Events) -> AsyncIterator[str]:
+    with events.listen() as next_event:
+        yield ": listening\n\n"
+        while True:
+            try:
+                event = await asyncio.wait_for(next_event(), KEEP_ALIVE_SECONDS)
+            except TimeoutError:
+                yield ": nothing new\n\n"
+                continue
+            if event is None:
+                return
+            yield f"event: {event['event']}\ndata: {json.dumps(event)}\n\n"
+
+
+@contextmanager
+def _known(name: str) -> Iterator[None]:
+    """Turns what can go wrong with an order into answers."""
+    try:
+        yield
+    except KeyError:
+        message = f"There is no service '{name[:100]}'; GET /admin/status lists them."
+        raise AdminRequestError(404, message) from None
+    except OrderTimeoutError as error:
+        raise AdminRequestError(504, str(error)) from None
+    except OrderError as error:
+        raise AdminRequestError(502, str(error)) from None
 
 
 def _status(executor: Executor, service: Service, state: ServiceState, now: float) -> ServiceStatus:

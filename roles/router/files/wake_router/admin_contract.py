@@ -36,6 +36,41 @@ class Status(BaseModel):
     schema_version: Literal[1] = 1
     instance: str
     services: list[ServiceStatus]
+    cordoned: list[str]
+
+
+class Explanation(BaseModel):
+    """Answer of `GET /admin/services/{name}/why`: sentences."""
+
+    service: str
+    depth: Depth
+    why: list[str]
+
+
+class ProofDone(BaseModel):
+    """Answer of a prove: what was done with the canary, and whether level 2 is trusted, in words."""
+
+    service: str
+    depth: Depth
+    canary: str
+    level_2: str
+
+
+class ParkedDone(BaseModel):
+    """Answer of a drain or maintenance."""
+
+    service: str
+    depth: Depth
+    conditions: list[Condition]
+    in_flight: int
+    held: int
+
+
+class DeviceDone(BaseModel):
+    """Answer of a cordon or uncordon."""
+
+    device: str
+    cordoned: bool
 
 
 class OrderDone(BaseModel):

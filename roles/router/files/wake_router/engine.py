@@ -13,12 +13,17 @@ from typing import Any, Final
 
 import aiohttp
 
+from wake_router import canary
 from wake_router.lifecycle import Presence, Step
 
 QUICK_SECONDS: Final = 5.0
 """For calls that a healthy engine answers at once."""
 
 _START_TIME: Final = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+
+_CORRUPTED: Final = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_NOT_OFFERED: Final = frozenset({400, 404, 405, 422, 501})
 
 
 class EngineError(Exception):
@@ -31,6 +36,10 @@ class EngineUnreachableError(EngineError):
 
 class EngineSlowError(EngineError):
     """The engine took the call but didn't answer in time. Slow is not dead."""
+
+
+class CanaryUnavailableError(EngineError):
+    """The engine doesn't offer what the canary asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Timeouts:
     sleep: float = 300.0
     wake: float = 600.0
     reload: float = 1800.0
+    canary: float = 120.0
 
 
 class Engine:
@@ -75,7 +85,7 @@ class Engine:
             if status != 200:
                 return Look(Presence.ABSENT)
             incarnation = incarnation or await self._start_time()
-            return Look(Presence.UP, incarnation, await self.is_sleeping())
+            return Look(Presence.UP, incarnation, await self._asleep_or_slow())
         except EngineUnreachableError:
             return Look(Presence.ABSENT)
         except EngineError:
@@ -103,6 +113,12 @@ class Engine:
             raise EngineError(f"The engine at {self._base_url} doesn't tell process_start_time_seconds.")
         return f"start-time:{float(found.group(1))!r}"
 
+    async def _asleep_or_slow(self) -> bool | None:
+        try:
+            return await self.is_sleeping()
+        except EngineSlowError:
+            return None
+
     async def is_sleeping(self, timeout_seconds: float = QUICK_SECONDS) -> bool:
         """The engine's own word; waits behind a sleep or wake that is under way. Raises EngineError."""
         status, body = await self._call("GET", f"{self._base_url}/is_sleeping", timeout_seconds)
@@ -110,6 +126,31 @@ class Engine:
         if status != 200 or not isinstance(answer, dict) or not isinstance(answer.get("is_sleeping"), bool):
             raise EngineError(f"/is_sleeping answered {status}: {_excerpt(body)}")
         return bool(answer["is_sleeping"])
+
+    async def ask_canary(self, task: str, model: str, plain: bool) -> canary.Answer:
+        """Ask the canary's questions; raises CanaryUnavailableError, EngineError."""
+        refusals: list[str] = []
+        for path, body in canary.requests_for(task, model, plain):
+            status, answer = await self._call("POST", f"{self._base_url}{path}", self._timeouts.canary, body)
+            if status == 200:
+                return self._read_canary(task, answer)
+            if status not in _NOT_OFFERED:
+                raise EngineError(f"the canary's {path} answered {status}: {_excerpt(answer)}")
+            refusals.append(f"{path} answered {status}: {_excerpt(answer)}")
+        raise CanaryUnavailableError("; ".join(refusals))
+
+    def _read_canary(self, task: str, answer: bytes) -> canary.Answer:
+        try:
+            return canary.read_answer(task, json.loads(answer))
+        except ValueError as error:
+            raise CanaryUnavailableError(str(error)) from None
+
+    async def corrupted_requests(self) -> float:
+        """How many answers held NaN since the engine started; 0 where it doesn't count them. Raises
+        EngineError.
+        """
+        _, body = await self._call("GET", f"{self._base_url}/metrics", QUICK_SECONDS)
+        return sum(float(value) for value in _CORRUPTED.findall(body))
 
     async def perform(self, step: Step) -> None:
         """Make the call of one step; raises EngineError unless it is known to have worked."""
@@ -128,6 +169,8 @@ class Engine:
                 await self._post("/wake_up?tags=kv_cache", self._timeouts.wake)
             case Step.RESET_PREFIX_CACHE:
                 await self._reset_prefix_cache()
+            case Step.RECORD_CANARY | Step.CANARY:
+                raise ValueError(f"{step} is more than one call")
 
     async def _reload_weights(self) -> None:
         seconds = self._timeouts.reload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
@@ -22,13 +22,20 @@ class Events:
     def __init__(self, clock: Clock, output: TextIO | None = None) -> None:
         self._clock = clock
         self._output = output if output is not None else sys.stdout
-        self._listeners: set[asyncio.Queue[dict[str, Any]]] = set()
+        self._listeners: set[asyncio.Queue[dict[str, Any] | None]] = set()
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event; `fields` must be JSON."""
         line = {"time": self._timestamp(), "event": event, **fields}
         self._output.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._output.flush()
+        self._hand_out(line)
+
+    def close(self) -> None:
+        """Tell listeners that nothing more will come."""
+        self._hand_out(None)
+
+    def _hand_out(self, line: dict[str, Any] | None) -> None:
         for queue in self._listeners:
             if queue.full():
                 queue.get_nowait()
@@ -38,9 +45,9 @@ class Events:
         return datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(timespec="milliseconds")
 
     @contextmanager
-    def listen(self) -> Iterator[Callable[[], Any]]:
-        """Within this context, awaiting a call of the result gives the next event."""
-        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(LISTENER_BACKLOG)
+    def listen(self) -> Iterator[Callable[[], Awaitable[dict[str, Any] | None]]]:
+        """Within this context, awaiting a call of the result gives the next event, None at the end."""
+        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(LISTENER_BACKLOG)
         self._listeners.add(queue)
         try:
             yield queue.get

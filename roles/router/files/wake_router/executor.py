@@ -9,30 +9,38 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import aiohttp
 
-from wake_router import lifecycle, scheduler, waits
+from wake_router import lifecycle, scheduler, transitions, waits
 from wake_router.clock import Clock
-from wake_router.engine import Engine, EngineError, EngineUnreachableError, Timeouts
+from wake_router.engine import Engine, EngineError, Timeouts
 from wake_router.events import Events
-from wake_router.intent_store import IntentStore, IntentStoreError
+from wake_router.explain import explain
+from wake_router.guardian import Guardian, Intervals
+from wake_router.intent_store import IntentStore
 from wake_router.lifecycle import (
     AbandonTransition,
+    CutInFlight,
     Depth,
+    Distrusted,
+    DrainOrdered,
     Effect,
     Event,
     Forward,
     Hold,
     HoldEnded,
+    MaintenanceEnded,
+    MaintenanceOrdered,
     Observed,
     Ordered,
     OrderWithdrawn,
     PinChanged,
     Presence,
     Record,
+    Refusal,
     Refuse,
     RefuseHeld,
     ReleaseHeld,
@@ -46,24 +54,28 @@ from wake_router.lifecycle import (
     TransitionFailed,
     TransitionSucceeded,
 )
+from wake_router.memory import Memory, MemoryStore
 from wake_router.metrics import Metrics
+from wake_router.notebook import ServiceNotebook
 from wake_router.registry import Registry, Service
 from wake_router.scheduler import Fleet, Member
-from wake_router.settings import Settings
+from wake_router.settings import MIB, Settings
 
 TICK_SECONDS: Final = 0.2
+CUT_SECONDS: Final = 5.0
+"""How long requests that are cut have to leave."""
 
 
 class RefusedError(Exception):
-    """A request can't be forwarded now."""
+    """A request can't be forwarded now. `kind` is None when it was held until its deadline."""
 
     def __init__(
-        self, state: ServiceState, reason: str, *, queue_full: bool = False, stopping: bool = False
+        self, state: ServiceState, reason: str, kind: Refusal | None = None, *, stopping: bool = False
     ) -> None:
         super().__init__(reason)
         self.state = state
         self.reason = reason
-        self.queue_full = queue_full
+        self.kind = kind
         self.stopping = stopping
 
 
@@ -78,23 +90,39 @@ class OrderTimeoutError(OrderError):
 class Lease:
     """The right to have one request in flight at a service. Must be released."""
 
-    __slots__ = ("_executor", "_generation", "_released", "epoch", "held_seconds", "service")
+    __slots__ = ("_executor", "_handle", "_released", "epoch", "held_seconds", "service", "when_cut")
 
     def __init__(
-        self, executor: Executor, service: str, generation: int, epoch: int, held_seconds: float
+        self, executor: Executor, service: str, handle: _Handle, epoch: int, held_seconds: float
     ) -> None:
         self._executor = executor
-        self._generation = generation
+        self._handle = handle
         self._released = False
         self.service = service
         self.epoch = epoch
         self.held_seconds = held_seconds
+        self.when_cut: Callable[[str], None] = _ignore
+        handle.leases.add(self)
 
     def release(self) -> None:
         """Give it back; a second call does nothing."""
         if not self._released:
             self._released = True
-            self._executor.end_request(self.service, self._generation)
+            self._handle.leases.discard(self)
+            self._executor.end_request(self.service, self._handle)
+
+
+def _ignore(reason: str) -> None:
+    """What happens to a request that can't be cut yet: it ends by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What `prove` found, in words."""
+
+    state: ServiceState
+    canary: str
+    level_2: str
 
 
 @dataclass(slots=True)
@@ -103,13 +131,15 @@ class _Handle:
 
     service: Service
     engine: Engine
-    generation: int
-    held: deque[asyncio.Future[int]]
-    writing: asyncio.Lock
+    notebook: ServiceNotebook
+    held: deque[asyncio.Future[int]] = field(default_factory=deque)
+    held_bytes: int = 0
+    leases: set[Lease] = field(default_factory=set)
     observer: asyncio.Task[None] | None = None
     transition: asyncio.Task[None] | None = None
     transition_began: float = 0.0
     last_wake_seconds: float | None = None
+    offloaded_incarnation: str | None = None
 
 
 class Executor:
@@ -120,22 +150,22 @@ class Executor:
         settings: Settings,
         session: aiohttp.ClientSession,
         clock: Clock,
-        store: IntentStore,
         events: Events,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._session = session
         self._clock = clock
-        self._store = store
+        self._intents = IntentStore(settings.state / "intents")
+        self._memories = MemoryStore(settings.state / "memory")
+        self._intervals = _intervals(settings)
         self._events = events
         self._metrics = metrics
         self._fleet = Fleet()
         self._handles: dict[str, _Handle] = {}
         self._names: dict[str, Service] = {}
-        self._generations = 0
+        self._cordoned: frozenset[str] = frozenset()
         self._ticker: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Task[Any]] = set()
         self._watchers: list[tuple[str, Callable[[ServiceState], bool], asyncio.Future[None]]] = []
         self._stopping = False
         self.instance = ""
@@ -189,28 +219,56 @@ class Executor:
 
     def _adopt(self, service: Service, now: float) -> tuple[Member, str]:
         handle = self._handles.get(service.name)
-        policy = _policy(service, self._settings)
         devices = frozenset(service.devices)
         if handle is None:
-            state = ServiceState(since=now, last_activity=now, record=self._store.read(service.name))
-            self._handles[service.name] = self._new_handle(service)
-            return Member(policy=policy, devices=devices, state=state), "added"
+            handle = self._handles[service.name] = self._new_handle(service)
+            record, pinned = handle.notebook.record(), handle.notebook.memory.pinned
+            state = ServiceState(since=now, last_activity=now, record=record, pinned=pinned)
+            return Member(policy=self._policy(handle), devices=devices, state=state), "added"
         before, handle.service = handle.service, service
+        self._forget_other_definitions(handle)
+        policy = self._policy(handle)
         state = self._fleet.members[service.name].state
         if (before.base_url, before.launcher_url) != (service.base_url, service.launcher_url):
             self._drop_tasks(handle)
             handle.engine = self._engine(service)
-            handle.observer = self._observe_in_background(service.name)
+            handle.observer = self._watch(service, handle)
             state = _moved(state, now)
             self._fleet = scheduler.without_turns(self._fleet, service.name)
             return Member(policy=policy, devices=devices, state=state), "moved to another address"
         return Member(policy=policy, devices=devices, state=state), "changed" if before != service else ""
 
     def _new_handle(self, service: Service) -> _Handle:
-        self._generations += 1
-        handle = _Handle(service, self._engine(service), self._generations, deque(), asyncio.Lock())
-        handle.observer = self._observe_in_background(service.name)
+        notebook = ServiceNotebook(service.name, self._intents, self._memories, self._events)
+        notebook.when_learned = lambda: self._refresh_policy(service.name)
+        handle = _Handle(service, self._engine(service), notebook)
+        self._forget_other_definitions(handle)
+        handle.observer = self._watch(service, handle)
         return handle
+
+    def _forget_other_definitions(self, handle: _Handle) -> None:
+        memory = handle.notebook.memory
+        known = memory.for_definition(f"{handle.service.definition} {handle.service.model}")
+        if known is not memory:
+            handle.notebook.learn_soon(known)
+
+    def _refresh_policy(self, name: str) -> None:
+        member, handle = self._fleet.members.get(name), self._handles.get(name)
+        if member is not None and handle is not None:
+            changed = replace(member, policy=self._policy(handle))
+            self._fleet = replace(self._fleet, members={**self._fleet.members, name: changed})
+
+    def _policy(self, handle: _Handle) -> lifecycle.Policy:
+        service, settings = handle.service, self._settings
+        sleep, offload = service.idle_sleep_seconds, service.idle_offload_seconds
+        return lifecycle.Policy(
+            idle_sleep_seconds=settings.idle_sleep_seconds if sleep is None else sleep,
+            idle_offload_seconds=settings.idle_offload_seconds if offload is None else offload,
+            pinned=service.pin,
+            level_2_allowed=level_2_verdict(service, handle.notebook.memory)[0],
+            held_max=settings.held_max,
+            cordoned=not self._cordoned.isdisjoint(service.devices),
+        )
 
     def _engine(self, service: Service) -> Engine:
         timeouts = Timeouts(
@@ -218,6 +276,7 @@ class Executor:
             sleep=self._settings.sleep_timeout_seconds,
             wake=self._settings.wake_timeout_seconds,
             reload=self._settings.reload_timeout_seconds,
+            canary=self._settings.canary_timeout_seconds,
         )
         return Engine(self._session, service.base_url, service.launcher_url, timeouts)
 
@@ -252,13 +311,13 @@ class Executor:
         running: list[asyncio.Task[Any]] = [
             handle.transition for handle in self._handles.values() if handle.transition is not None
         ]
-        running += list(self._background)
         if running:
             await asyncio.wait(running, timeout=seconds)
         if self._ticker is not None:
             self._ticker.cancel()
         for handle in self._handles.values():
             self._drop_tasks(handle)
+            await handle.notebook.finish()
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -268,26 +327,44 @@ class Executor:
 
     # ---- requests
 
-    async def admit(self, name: str, wished_wait_seconds: float | None = None) -> Lease:
-        """Wait until a request may be forwarded to a service; raises RefusedError, or KeyError for an unknown
-        service.
+    async def admit(
+        self, name: str, wished_wait_seconds: float | None = None, size: int = 0, waited_seconds: float = 0.0
+    ) -> Lease:
+        """Wait until a request may be forwarded; `size` is its body's in bytes, `waited_seconds` count
+        already.
+
+        Raises RefusedError, or KeyError for an unknown service.
         """
         handle = self._handles[name]
         if self._stopping:
             raise RefusedError(self.state(name), "the router stops", stopping=True)
-        arrived = self._clock.monotonic()
+        arrived = self._clock.monotonic() - waited_seconds
+        if not self.state(name).serving:
+            self._require_room(name, handle, size)
         for effect in self._dispatch(name, RequestArrived()):
             match effect:
                 case Forward():
-                    return Lease(self, name, handle.generation, self.state(name).epoch, 0.0)
-                case Refuse(queue_full, reason):
-                    raise RefusedError(self.state(name), reason, queue_full=queue_full)
+                    return Lease(self, name, handle, self.state(name).epoch, waited_seconds)
+                case Refuse(kind, reason):
+                    raise RefusedError(self.state(name), reason, kind)
                 case _:
                     continue
-        epoch = await self._wait_held(name, handle, arrived, wished_wait_seconds)
+        handle.held_bytes += size
+        try:
+            epoch = await self._wait_held(name, handle, arrived, wished_wait_seconds)
+        finally:
+            handle.held_bytes -= size
         held_seconds = self._clock.monotonic() - arrived
         self._metrics.held_seconds.labels(name).observe(held_seconds)
-        return Lease(self, name, handle.generation, epoch, held_seconds)
+        return Lease(self, name, handle, epoch, held_seconds)
+
+    def _require_room(self, name: str, handle: _Handle, size: int) -> None:
+        """Refuse a body for which there is no room among those that wait; raises RefusedError."""
+        here = handle.held_bytes + size
+        everywhere = sum(each.held_bytes for each in self._handles.values()) + size
+        if here > self._settings.held_max_bytes_per_service or everywhere > self._settings.held_max_bytes:
+            reason = f"the bodies that wait fill {everywhere // MIB} MiB already"
+            raise RefusedError(self.state(name), reason, Refusal.QUEUE_FULL)
 
     async def _wait_held(self, name: str, handle: _Handle, arrived: float, wished: float | None) -> int:
         """Wait for the release; returns the service's epoch at that moment."""
@@ -306,7 +383,20 @@ class Executor:
             raise
 
     def _hold_seconds(self, name: str, wished: float | None) -> float:
-        return waits.hold_seconds(waits.depth_to_wake_from(self.state(name)), self.waits, wished)
+        depth, samples = waits.depth_to_wake_from(self.state(name)), self._samples(name)
+        return waits.hold_seconds(depth, self.waits, samples, wished)
+
+    def _samples(self, name: str) -> waits.Samples:
+        return self._handles[name].notebook.memory.wake_seconds
+
+    def estimated_wake_seconds(self, name: str) -> float:
+        """How long until a service serves again, by what was measured; raises KeyError for an unknown one."""
+        state, samples = self.state(name), self._samples(name)
+        now = self._clock.monotonic()
+        elapsed = 0.0 if state.waking_since is None else now - state.waking_since
+        until_repair = max(0.0, state.retry_at - now) if state.conditions & lifecycle.REPAIR else 0.0
+        depth = waits.depth_to_wake_from(state)
+        return until_repair + waits.estimated_wake_seconds(depth, self.waits, samples, elapsed)
 
     def _stop_waiting(self, name: str, handle: _Handle, ready: asyncio.Future[int]) -> None:
         """A held request leaves; if it had just been released, it counts as in flight and ends."""
@@ -314,12 +404,11 @@ class Executor:
             handle.held.remove(ready)
             self._dispatch(name, HoldEnded())
         elif ready.exception() is None:
-            self.end_request(name, handle.generation)
+            self.end_request(name, handle)
 
-    def end_request(self, name: str, generation: int) -> None:
+    def end_request(self, name: str, handle: _Handle) -> None:
         """The last byte of a request's response is out."""
-        handle = self._handles.get(name)
-        if handle is not None and handle.generation == generation:
+        if self._handles.get(name) is handle:
             self._dispatch(name, RequestEnded())
 
     def report_unreachable(self, lease: Lease) -> None:
@@ -337,7 +426,7 @@ class Executor:
 
     async def order(self, name: str, depth: Depth, timeout_seconds: float) -> ServiceState:
         """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service."""
-        self._dispatch(name, Ordered(depth))
+        self._dispatch_known(name, Ordered(depth))
         try:
             await self._until(name, lambda state: state.ordered is not depth, timeout_seconds)
         except TimeoutError:
@@ -348,13 +437,109 @@ class Executor:
                 f"Service '{name}' is {state.depth}, and not {depth} within {timeout_seconds:g} s.{busy}"
             ) from None
         state = self.state(name)
-        if not lifecycle.at_least_as_deep(state.depth, depth) or state.conditions:
+        if not lifecycle.at_least_as_deep(state.depth, depth) or state.conditions & lifecycle.REPAIR:
             raise OrderError(f"Service '{name}' is {state.depth}, not {depth}: {state.reason}")
         return state
 
-    def pin(self, name: str, pinned: bool) -> None:
+    async def pin(self, name: str, pinned: bool) -> None:
         """Keep a service awake, or let it sleep again; raises KeyError for an unknown service."""
+        notebook = self._handles[name].notebook
         self._dispatch(name, PinChanged(pinned))
+        await notebook.learn(replace(notebook.memory, pinned=pinned))
+
+    async def drain(self, name: str, deadline_seconds: float, limit_seconds: float) -> ServiceState:
+        """Hold new requests until maintenance ends, let those in flight end, and cut what hasn't by the
+        deadline.
+
+        Raises KeyError for an unknown service.
+        """
+        now = self._clock.monotonic()
+        until = now + deadline_seconds
+        self._dispatch_known(name, DrainOrdered(until, until + limit_seconds))
+        # Requests that are cut still need a moment to leave.
+        await self._until(name, lambda state: not state.in_flight, deadline_seconds + CUT_SECONDS)
+        return self.state(name)
+
+    def begin_maintenance(self, name: str, limit_seconds: float) -> ServiceState:
+        """Hold requests and leave the engine alone; raises KeyError for an unknown service."""
+        self._dispatch_known(name, MaintenanceOrdered(self._clock.monotonic() + limit_seconds))
+        return self.state(name)
+
+    async def prove(self, name: str, timeout_seconds: float) -> Proof:
+        """Show that a service may be trusted, record what is still missing for that, and end its maintenance.
+
+        Raises OrderError, or KeyError for an unknown service.
+        """
+        end = self._clock.monotonic() + timeout_seconds
+        handle = self._handles[name]
+        # Maintenance usually replaced the engine a moment ago: don't take the old one for the new one.
+        await self._look_now(name, handle)
+        await self._order_until(name, Depth.AWAKE, end)
+        word = await self._prove_answers(name, handle)
+        trusted, reason = level_2_verdict(handle.service, handle.notebook.memory)
+        earn = handle.service.allow_level_2 == "auto" and not trusted
+        if earn and handle.notebook.memory.canary is not None and not handle.notebook.memory.level_2_broken:
+            await self._order_until(name, Depth.OFFLOADED, end)
+            await self._order_until(name, Depth.AWAKE, end)
+            reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
+        self._dispatch(name, MaintenanceEnded())
+        return Proof(self.state(name), word, reason)
+
+    async def _look_now(self, name: str, handle: _Handle) -> None:
+        epoch = self.state(name).epoch
+        look = await handle.engine.look()
+        if look is not None:
+            self._dispatch(name, Observed(epoch, look.presence, look.incarnation, look.asleep))
+
+    async def _order_until(self, name: str, depth: Depth, end: float) -> None:
+        await self.order(name, depth, max(0.1, end - self._clock.monotonic()))
+
+    async def _prove_answers(self, name: str, handle: _Handle) -> str:
+        """Compare with the canary, or record one from a fresh engine; returns what was done."""
+        state, notebook = self.state(name), handle.notebook
+        try:
+            if notebook.memory.canary is None and state.fresh:
+                await transitions.record_canary(handle.engine, handle.service, notebook)
+                return "recorded" if notebook.memory.canary is not None else "not possible, see the log"
+            expected = notebook.memory.canary
+            problem = await transitions.canary_problem(handle.engine, handle.service, expected)
+        except EngineError as error:
+            raise OrderError(f"Service '{name}' can't be proven: {error}") from None
+        if problem:
+            self._dispatch(name, Distrusted(state.epoch, problem))
+            raise OrderError(f"Service '{name}' is not sound: {problem}")
+        return "matched" if expected is not None else "none is recorded, since the engine isn't fresh"
+
+    def cordon(self, device: str, cordoned: bool) -> None:
+        """Stop or allow wakes on a device; raises KeyError when no service runs on it."""
+        if not any(device in handle.service.devices for handle in self._handles.values()):
+            raise KeyError(device)
+        self._cordoned = self._cordoned | {device} if cordoned else self._cordoned - {device}
+        for name in self._handles:
+            self._refresh_policy(name)
+            self._dispatch(name, Tick())
+        self._events.emit("device", device=device, cordoned=cordoned)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no new work is taken any more."""
+        return self._stopping
+
+    @property
+    def cordoned(self) -> frozenset[str]:
+        """Devices on which nothing is woken."""
+        return self._cordoned
+
+    def explain(self, name: str) -> list[str]:
+        """Why a service is as it is, in sentences; raises KeyError for an unknown service."""
+        handle = self._handles[name]
+        reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
+        return explain(self._fleet, name, self._clock.monotonic(), reason)
+
+    def _dispatch_known(self, name: str, event: Event) -> None:
+        if name not in self._handles:
+            raise KeyError(name)
+        self._dispatch(name, event)
 
     async def _until(self, name: str, holds: Callable[[ServiceState], bool], timeout_seconds: float) -> None:
         if holds(self.state(name)):
@@ -400,9 +585,17 @@ class Executor:
                 in_flight=state.in_flight,
                 held=state.held,
             )
+        if before.waking_since is not None and state.waking_since is None:
+            self._learn_wake_time(name, before, self._clock.monotonic() - before.waking_since)
         for watched, holds, reached in self._watchers:
             if watched == name and not reached.done() and holds(state):
                 reached.set_result(None)
+
+    def _learn_wake_time(self, name: str, before: ServiceState, seconds: float) -> None:
+        if self.state(name).depth is Depth.AWAKE and not before.conditions:
+            notebook = self._handles[name].notebook
+            depth = waits.depth_to_wake_from(before)
+            notebook.learn_soon(notebook.memory.with_sample(depth.value, seconds))
 
     def _perform(self, name: str, effect: Effect) -> None:
         handle = self._handles[name]
@@ -416,14 +609,16 @@ class Executor:
             case RefuseHeld(reason):
                 self._refuse_all(handle, self.state(name), reason)
             case StartTransition():
-                handle.transition_began = self._clock.monotonic()
-                handle.transition = asyncio.create_task(self._carry_out(name, handle, effect))
+                self._begin(name, handle, effect)
             case AbandonTransition():
                 if handle.transition is not None:
                     handle.transition.cancel()
                     handle.transition = None
             case Remember(incarnation, depth):
-                self._start_write(name, handle, Record(incarnation=incarnation, depth=depth))
+                handle.notebook.intend_soon(Record(incarnation=incarnation, depth=depth))
+            case CutInFlight(reason):
+                for lease in list(handle.leases):
+                    lease.when_cut(reason)
             case _:
                 pass
 
@@ -433,64 +628,37 @@ class Executor:
         while handle.held:
             handle.held.popleft().set_exception(RefusedError(state, reason, stopping=stopping))
 
-    def _start_write(self, name: str, handle: _Handle, record: Record) -> asyncio.Task[str | None]:
-        """Write to the store in the order of the calls; the task's result says why it failed, if it did."""
-
-        async def write() -> str | None:
-            async with handle.writing:
-                try:
-                    await asyncio.to_thread(self._store.write, name, record)
-                except IntentStoreError as error:
-                    self._events.emit("intent_store", service=name, error=str(error))
-                    return str(error)
-                return None
-
-        task = asyncio.create_task(write())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
-
-    async def _write(self, name: str, handle: _Handle, record: Record) -> str | None:
-        """Like _start_write, and wait; a cancelled caller doesn't break the write off."""
-        return await asyncio.shield(self._start_write(name, handle, record))
-
     # ---- transitions
 
+    def _begin(self, name: str, handle: _Handle, start: StartTransition) -> None:
+        handle.transition_began = self._clock.monotonic()
+        task = asyncio.create_task(self._carry_out(name, handle, start))
+        task.add_done_callback(lambda done: self._report_crash(name, start, done))
+        handle.transition = task
+
     async def _carry_out(self, name: str, handle: _Handle, start: StartTransition) -> None:
-        failure = await self._failure_of(name, handle, start)
-        seconds = self._clock.monotonic() - handle.transition_began
-        self._account(name, handle, start, failure, seconds)
+        assignment = transitions.Assignment(
+            start,
+            handle.service,
+            handle.engine,
+            handle.notebook,
+            self._settings.sleep_timeout_seconds,
+            real_level_2=handle.offloaded_incarnation == start.incarnation,
+        )
+        failure = await transitions.carry_out(assignment)
+        if failure is None:
+            handle.offloaded_incarnation = (
+                start.incarnation if start.transition is Transition.OFFLOAD else None
+            )
+        self._account(name, handle, start, failure, self._clock.monotonic() - handle.transition_began)
         handle.transition = None
         self._dispatch(name, failure or TransitionSucceeded(start.epoch))
 
-    async def _failure_of(
-        self, name: str, handle: _Handle, start: StartTransition
-    ) -> TransitionFailed | None:
-        current: lifecycle.Step | None = None
-        try:
-            for current in lifecycle.steps_of(start.transition, start.from_depth):
-                intent = Record(incarnation=start.incarnation, depth=start.from_depth, open_step=current)
-                problem = await self._write(name, handle, intent)
-                # A wake may go on unrecorded: the record says asleep, and so the weights are reloaded after a
-                # crash.
-                if problem and start.transition is not Transition.WAKE:
-                    return TransitionFailed(start.epoch, problem, untouched=True)
-                await handle.engine.perform(current)
-            await self._confirm(handle.engine, start.transition)
-        except EngineUnreachableError as error:
-            return TransitionFailed(start.epoch, str(error), unreachable=True)
-        except EngineError as error:
-            return TransitionFailed(start.epoch, f"{current or start.transition} failed: {error}")
-        reached = Record(incarnation=start.incarnation, depth=lifecycle.TARGET[start.transition])
-        await self._write(name, handle, reached)
-        return None
-
-    async def _confirm(self, engine: Engine, transition: Transition) -> None:
-        asleep = await engine.is_sleeping(self._settings.sleep_timeout_seconds)
-        if asleep is (transition is Transition.WAKE):
-            raise EngineError(
-                f"the engine says that it is {'asleep' if asleep else 'awake'} after {transition}."
-            )
+    def _report_crash(self, name: str, start: StartTransition, done: asyncio.Task[None]) -> None:
+        """A mistake in this program is a failed transition too: never a service that hangs."""
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._events.emit("internal_error", service=name, error=repr(error))
+            self._dispatch(name, TransitionFailed(start.epoch, "the router itself failed"))
 
     def _account(
         self,
@@ -518,16 +686,18 @@ class Executor:
 
     # ---- observation
 
-    def _observe_in_background(self, name: str) -> asyncio.Task[None]:
-        return asyncio.create_task(self._observe_for_ever(name))
-
-    async def _observe_for_ever(self, name: str) -> None:
-        while True:
-            engine, epoch = self._handles[name].engine, self.state(name).epoch
-            look = await engine.look()
-            if look is not None:
-                self._dispatch(name, Observed(epoch, look.presence, look.incarnation, look.asleep))
-            await asyncio.sleep(self._settings.observe_interval_seconds)
+    def _watch(self, service: Service, handle: _Handle) -> asyncio.Task[None]:
+        name = service.name
+        guardian = Guardian(
+            service,
+            handle.engine,
+            self._clock,
+            self._intervals,
+            lambda: self.state(name),
+            lambda: handle.notebook.memory,
+            lambda event: self._dispatch(name, event),
+        )
+        return asyncio.create_task(guardian.watch_for_ever())
 
 
 def _moved(state: ServiceState, now: float) -> ServiceState:
@@ -544,14 +714,25 @@ def _moved(state: ServiceState, now: float) -> ServiceState:
     )
 
 
-def _policy(service: Service, settings: Settings) -> lifecycle.Policy:
-    sleep, offload = service.idle_sleep_seconds, service.idle_offload_seconds
-    return lifecycle.Policy(
-        idle_sleep_seconds=settings.idle_sleep_seconds if sleep is None else sleep,
-        idle_offload_seconds=settings.idle_offload_seconds if offload is None else offload,
-        pinned=service.pin,
-        level_2_allowed=service.allow_level_2 == "always",
-        held_max=settings.held_max,
+def level_2_verdict(service: Service, memory: Memory) -> tuple[bool, str]:
+    """Whether a timer may discard a service's weights, and why (not)."""
+    if service.allow_level_2 == "always":
+        return True, "allowed by the registry"
+    if service.allow_level_2 == "never":
+        return False, "forbidden by the registry"
+    if memory.level_2_broken is not None:
+        return False, f"it came back broken: {memory.level_2_broken}"
+    if memory.level_2_round_trips:
+        return True, f"proven by {memory.level_2_round_trips} round trips"
+    return False, "not proven yet (order `prove`, or `offload` and `wake` with a canary)"
+
+
+def _intervals(settings: Settings) -> Intervals:
+    return Intervals(
+        look=settings.observe_interval_seconds,
+        wedged=settings.wedged_seconds,
+        corruption=settings.corruption_interval_seconds,
+        canary=settings.canary_interval_seconds,
     )
 
 

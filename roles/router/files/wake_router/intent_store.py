@@ -1,23 +1,19 @@
 """What was being done to each engine, on disk, so that a crash at any moment can be made good.
 
-One small file per service. A file is replaced atomically and fsynced with its folder. A damaged or missing
-file means that nothing is known: the engine is then treated as offloaded.
+One small file per service, replaced atomically and fsynced with its folder. A damaged or missing file means
+that nothing is known: the engine is then treated as offloaded.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
+from wake_router.durable import read_json, replace_file
 from wake_router.lifecycle import Depth, Record, Step
 
 SCHEMA_VERSION: Final = 1
-
-
-class IntentStoreError(Exception):
-    """The state folder can't be written; the message says why."""
 
 
 class IntentStore:
@@ -33,36 +29,13 @@ class IntentStore:
     def read(self, service: str) -> Record | None:
         """What is known about a service; None when the file is missing or damaged."""
         try:
-            document = json.loads(self.path(service).read_bytes())
-            return _parse(document)
+            return _parse(read_json(self.path(service)))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, service: str, record: Record) -> None:
-        """Replace what is known; on the disk when this returns. Raises IntentStoreError."""
-        document = json.dumps(_render(service, record), indent=1).encode()
-        target = self.path(service)
-        draft = target.with_suffix(".draft")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
-                file.write(document)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
-            _fsync_folder(self._folder)
-        except OSError as error:
-            raise IntentStoreError(
-                f"{target} can't be written: {error.strerror}. Make room, or let the router's user own it."
-            ) from None
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        """Replace what is known; on the disk when this returns. Raises DurableWriteError."""
+        replace_file(self.path(service), json.dumps(_render(service, record), indent=1).encode())
 
 
 def _render(service: str, record: Record) -> dict[str, Any]:

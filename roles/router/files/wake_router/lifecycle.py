@@ -48,6 +48,7 @@ class Transition(StrEnum):
 class Step(StrEnum):
     """One call of a transition. The intent store names it on disk before it is made."""
 
+    RECORD_CANARY = "record_canary"
     SLEEP_LEVEL_1 = "sleep_level_1"
     SLEEP_LEVEL_2 = "sleep_level_2"
     WAKE_ALL = "wake_all"
@@ -55,10 +56,17 @@ class Step(StrEnum):
     RELOAD_WEIGHTS = "reload_weights"
     WAKE_KV_CACHE = "wake_kv_cache"
     RESET_PREFIX_CACHE = "reset_prefix_cache"
+    CANARY = "canary"
 
 
 RESTING: Final = frozenset({Depth.AWAKE, Depth.SLEEPING, Depth.OFFLOADED})
 """Depths in which the engine runs and no transition is under way."""
+
+REPAIR: Final = frozenset({Condition.QUARANTINED, Condition.FAILED})
+"""Conditions under which the router doesn't trust the engine and repairs it."""
+
+PARKED: Final = frozenset({Condition.DRAINING, Condition.MAINTENANCE})
+"""Conditions under which requests wait and only what a person orders is done."""
 
 TARGET: Final = {
     Transition.WAKE: Depth.AWAKE,
@@ -75,12 +83,18 @@ FAILURES_UNTIL_FAILED: Final = 4
 def steps_of(transition: Transition, from_depth: Depth) -> tuple[Step, ...]:
     """The engine calls of a transition, in their only right order (vLLM 0.27.1 to 0.32.0)."""
     if transition is Transition.SLEEP:
-        return (Step.SLEEP_LEVEL_1,)
+        return (Step.RECORD_CANARY, Step.SLEEP_LEVEL_1)
     if transition is Transition.OFFLOAD:
-        return (Step.SLEEP_LEVEL_2,)
+        return (Step.RECORD_CANARY, Step.SLEEP_LEVEL_2)
     if from_depth is Depth.SLEEPING:
-        return (Step.WAKE_ALL,)
-    return (Step.WAKE_WEIGHTS, Step.RELOAD_WEIGHTS, Step.WAKE_KV_CACHE, Step.RESET_PREFIX_CACHE)
+        return (Step.WAKE_ALL, Step.CANARY)
+    return (
+        Step.WAKE_WEIGHTS,
+        Step.RELOAD_WEIGHTS,
+        Step.WAKE_KV_CACHE,
+        Step.RESET_PREFIX_CACHE,
+        Step.CANARY,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +106,7 @@ class Policy:
     pinned: bool = False
     level_2_allowed: bool = False
     held_max: int = 2048
+    cordoned: bool = False
 
 
 class Presence(StrEnum):
@@ -125,6 +140,14 @@ class ServiceState:
     held: int = 0
     last_activity: float = 0.0
     pinned: bool = False
+    fresh: bool = False
+    """Never put to sleep since its process started, as far as the router knows for sure."""
+    called: bool = False
+    """A request has asked for it since it last served. Its wake goes on even if nobody waits any more."""
+    waking_since: float | None = None
+    """When somebody began to wait for it to serve again."""
+    drain_until: float = 0.0
+    maintenance_until: float = 0.0
     ordered: Depth | None = None
     queued: Transition | None = None
     running: Transition | None = None
@@ -214,6 +237,36 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Distrusted:
+    """An awake engine answered its canary wrongly, or counts corrupted answers. `epoch` as when it was
+    asked.
+    """
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrdered:
+    """Take no new work; what is in flight has until `until`, then it is cut. Then maintenance follows."""
+
+    until: float
+    maintenance_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceOrdered:
+    """Hold requests and leave the engine alone, until it is ended or `until` has passed."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceEnded:
+    """Draining and maintenance are over; held requests may go."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -229,6 +282,10 @@ Event = (
     | TransitionSucceeded
     | TransitionFailed
     | Observed
+    | Distrusted
+    | DrainOrdered
+    | MaintenanceOrdered
+    | MaintenanceEnded
     | Tick
 )
 
@@ -246,11 +303,19 @@ class Hold:
     """Let the request wait; it counts as held."""
 
 
+class Refusal(StrEnum):
+    """Why a request isn't even held."""
+
+    QUEUE_FULL = "queue_full"
+    QUARANTINED = "quarantined"
+    CORDONED = "cordoned"
+
+
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """Answer the request with 503 at once."""
 
-    queue_full: bool
+    kind: Refusal
     reason: str
 
 
@@ -291,11 +356,20 @@ class StartTransition:
     from_depth: Depth
     incarnation: str
     epoch: int
+    fresh: bool = False
+    repairing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonTransition:
     """The engine it was for is gone: stop working on the transition; its result no longer matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutInFlight:
+    """End every request in flight visibly: an error event in a stream, a broken connection otherwise."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +391,7 @@ Effect = (
     | EndTurn
     | StartTransition
     | AbandonTransition
+    | CutInFlight
     | Remember
 )
 
@@ -327,8 +402,29 @@ def step(state: ServiceState, policy: Policy, event: Event, now: float) -> Outco
     """Apply one event at time `now` (monotonic seconds), then decide what to do next."""
     handler = _HANDLERS[type(event)]
     state, effects = handler(state, policy, event, now)
+    if state.conditions & PARKED:
+        state, more = _pass_through_maintenance(state, now)
+        effects += more
     state, more = _settle(_without_reached_order(state), policy, now)
     return state, effects + more
+
+
+def _pass_through_maintenance(state: ServiceState, now: float) -> Outcome:
+    """Draining ends when nothing is in flight any more; maintenance ends at its limit."""
+    if Condition.DRAINING in state.conditions:
+        if state.in_flight == 0:
+            conditions = (state.conditions - {Condition.DRAINING}) | {Condition.MAINTENANCE}
+            return replace(state, conditions=conditions), ()
+        if now >= state.drain_until:
+            cut = CutInFlight("the service is being drained and the deadline has passed")
+            return replace(state, drain_until=float("inf")), (cut,)
+    elif now >= state.maintenance_until:
+        return _end_maintenance(state)
+    return state, ()
+
+
+def _end_maintenance(state: ServiceState) -> Outcome:
+    return _release(replace(state, conditions=state.conditions - PARKED))
 
 
 def _without_reached_order(state: ServiceState) -> ServiceState:
@@ -347,7 +443,10 @@ def _settle(state: ServiceState, policy: Policy, now: float) -> Outcome:
         effects += (CancelTurn(),)
     if wanted is not None:
         effects += (RequestTurn(wanted),)
-    return replace(state, queued=wanted), effects
+    waking_since = state.waking_since
+    if wanted is Transition.WAKE and waking_since is None:
+        waking_since = now
+    return replace(state, queued=wanted, waking_since=waking_since), effects
 
 
 def wanted_transition(state: ServiceState, policy: Policy, now: float) -> Transition | None:
@@ -362,15 +461,19 @@ def wanted_transition(state: ServiceState, policy: Policy, now: float) -> Transi
 
 
 def _repairing(state: ServiceState) -> bool:
-    return bool(state.conditions & {Condition.QUARANTINED, Condition.FAILED})
+    return bool(state.conditions & REPAIR)
 
 
 def _wake_wanted(state: ServiceState, policy: Policy, now: float) -> bool:
+    if policy.cordoned or (_repairing(state) and state.in_flight):
+        return False
     if state.ordered is Depth.AWAKE:
         return True
+    if state.conditions & PARKED:
+        return state.depth is Depth.SLEEPING and state.ordered is Depth.OFFLOADED
     if _repairing(state):
         return now >= state.retry_at
-    if state.held > 0 or _pinned(state, policy):
+    if state.called or state.held > 0 or _pinned(state, policy):
         return True
     # A sleeping engine ignores a second /sleep (it answers 200 all the same), so the way down to level 2 is
     # up first.
@@ -378,10 +481,13 @@ def _wake_wanted(state: ServiceState, policy: Policy, now: float) -> bool:
 
 
 def _wanted_descent(state: ServiceState, policy: Policy, now: float) -> Transition | None:
-    if state.in_flight or state.held:
+    parked = bool(state.conditions & PARKED)
+    if state.in_flight or (state.held and not parked):
         return None
     if state.ordered is Depth.SLEEPING:
         return Transition.SLEEP
+    if parked:
+        return Transition.OFFLOAD if state.ordered is Depth.OFFLOADED else None
     if _offload_due(state, policy, now):
         return Transition.OFFLOAD
     idle = now - state.last_activity
@@ -406,14 +512,16 @@ def _pinned(state: ServiceState, policy: Policy) -> bool:
 
 
 def _request_arrived(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
-    state = replace(state, last_activity=now)
     if state.serving:
-        return replace(state, in_flight=state.in_flight + 1), (Forward(),)
+        return replace(state, in_flight=state.in_flight + 1, last_activity=now), (Forward(),)
+    state = replace(state, last_activity=now)
     if _repairing(state):
-        return state, (Refuse(queue_full=False, reason=state.reason),)
+        return state, (Refuse(Refusal.QUARANTINED, state.reason),)
+    if policy.cordoned and not state.conditions:
+        return state, (Refuse(Refusal.CORDONED, "its device is cordoned"),)
     if state.held >= policy.held_max:
-        return state, (Refuse(queue_full=True, reason=f"{state.held} requests wait for it already"),)
-    return replace(state, held=state.held + 1), (Hold(),)
+        return state, (Refuse(Refusal.QUEUE_FULL, f"{state.held} requests wait for it already"),)
+    return replace(state, held=state.held + 1, called=True), (Hold(),)
 
 
 def _request_ended(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -460,7 +568,9 @@ def _turn_granted(state: ServiceState, policy: Policy, event: Event, now: float)
         epoch=state.epoch + 1,
         reason=_reason_for(state, transition),
     )
-    start = StartTransition(transition, from_depth, state.incarnation or "", state.epoch)
+    start = StartTransition(
+        transition, from_depth, state.incarnation or "", state.epoch, state.fresh, _repairing(state)
+    )
     return state, (start,)
 
 
@@ -470,7 +580,7 @@ def _reason_for(state: ServiceState, transition: Transition) -> str:
     if state.ordered is not None:
         return f"ordered by a person: {state.ordered}"
     if transition is Transition.WAKE:
-        return "requests wait for it" if state.held else "on its way to level 2, or pinned"
+        return "requests ask for it" if state.called else "on its way to level 2, or pinned"
     return "idle"
 
 
@@ -483,7 +593,10 @@ def _transition_succeeded(state: ServiceState, policy: Policy, event: Event, now
         state,
         depth=reached,
         since=now,
-        conditions=state.conditions - {Condition.QUARANTINED, Condition.FAILED},
+        conditions=state.conditions - REPAIR,
+        fresh=False,
+        called=state.called and reached is not Depth.AWAKE,
+        waking_since=None,
         running=None,
         epoch=state.epoch + 1,
         failures=0,
@@ -507,8 +620,8 @@ def _transition_failed(state: ServiceState, policy: Policy, event: Event, now: f
         return state, ()
     if event.unreachable:
         return _engine_left(state, Presence.ABSENT, now)
-    failures = state.failures + 1
     if event.untouched:
+        failures = state.failures + 1
         state = replace(
             state,
             depth=state.from_depth,
@@ -522,25 +635,58 @@ def _transition_failed(state: ServiceState, policy: Policy, event: Event, now: f
         )
         released, effects = _release(state)
         return released, (EndTurn(), *effects)
-    conditions = {Condition.QUARANTINED}
-    if failures >= FAILURES_UNTIL_FAILED:
-        conditions.add(Condition.FAILED)
+    state, effects = _quarantine(replace(state, running=None), event.reason, now)
+    return state, (EndTurn(), *effects)
+
+
+def _quarantine(state: ServiceState, reason: str, now: float) -> Outcome:
+    """Trust the engine no more; what it holds counts as offloaded."""
+    failures = state.failures + 1
+    conditions = REPAIR if failures >= FAILURES_UNTIL_FAILED else {Condition.QUARANTINED}
     state = replace(
         state,
         depth=Depth.OFFLOADED,
         since=now,
         conditions=state.conditions | conditions,
-        running=None,
         epoch=state.epoch + 1,
+        fresh=False,
         failures=failures,
         retry_at=now + back_off_seconds(failures),
         ordered=None,
         held=0,
-        reason=event.reason,
+        called=False,
+        reason=reason,
     )
     # On the disk too: a restart of the router must not believe the engine's own word after this.
-    remember = Remember(state.incarnation or "", Depth.OFFLOADED)
-    return state, (EndTurn(), RefuseHeld(event.reason), remember)
+    return state, (RefuseHeld(reason), Remember(state.incarnation or "", Depth.OFFLOADED))
+
+
+def _distrusted(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
+    assert isinstance(event, Distrusted)
+    if event.epoch != state.epoch or state.depth is not Depth.AWAKE:
+        return state, ()
+    effects: tuple[Effect, ...] = (CancelTurn(),) if state.queued is not None else ()
+    state, more = _quarantine(replace(state, queued=None), event.reason, now)
+    return state, (*effects, *more, CutInFlight(event.reason))
+
+
+def _drain_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
+    assert isinstance(event, DrainOrdered)
+    conditions = (state.conditions - PARKED) | {Condition.DRAINING}
+    state = replace(
+        state, conditions=conditions, drain_until=event.until, maintenance_until=event.maintenance_until
+    )
+    return state, ()
+
+
+def _maintenance_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
+    assert isinstance(event, MaintenanceOrdered)
+    conditions = (state.conditions - PARKED) | {Condition.MAINTENANCE}
+    return replace(state, conditions=conditions, maintenance_until=event.until), ()
+
+
+def _maintenance_end_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
+    return _end_maintenance(state)
 
 
 def back_off_seconds(failures: int) -> float:
@@ -577,7 +723,9 @@ def _engine_left(state: ServiceState, presence: Presence, now: float) -> Outcome
         state,
         depth=depth,
         since=now,
-        conditions=state.conditions - {Condition.QUARANTINED, Condition.FAILED},
+        conditions=state.conditions - REPAIR,
+        fresh=False,
+        waking_since=now if state.waking_since is None else state.waking_since,
         seen_booting=booting,
         record=_remembered(state),
         incarnation=None,
@@ -604,15 +752,18 @@ def _engine_appeared(state: ServiceState, event: Observed, now: float) -> Outcom
         effects += (AbandonTransition(), EndTurn())
     if state.queued is not None:
         effects += (CancelTurn(),)
-    depth, reason = believed_depth(
-        _remembered(state), event.incarnation, bool(event.asleep), state.seen_booting
-    )
+    record = _remembered(state)
+    is_new = record.incarnation != event.incarnation if record else state.seen_booting
+    depth, reason = believed_depth(record, event.incarnation, bool(event.asleep), is_new)
     state = replace(
         state,
         depth=depth,
         since=now,
-        conditions=state.conditions - {Condition.QUARANTINED, Condition.FAILED},
+        conditions=state.conditions - REPAIR,
         incarnation=event.incarnation,
+        fresh=is_new and depth is Depth.AWAKE,
+        called=state.called and depth is not Depth.AWAKE,
+        waking_since=None,
         seen_booting=False,
         record=None,
         queued=None,
@@ -627,24 +778,16 @@ def _engine_appeared(state: ServiceState, event: Observed, now: float) -> Outcom
     return state, (*effects, Remember(event.incarnation, depth), *released)
 
 
-def believed_depth(
-    record: Record | None, incarnation: str, asleep: bool, seen_booting: bool
-) -> tuple[Depth, str]:
+def believed_depth(record: Record | None, incarnation: str, asleep: bool, is_new: bool) -> tuple[Depth, str]:
     """At which depth an engine is that has just been found, and why that is believed.
 
     What isn't certain counts as offloaded: the wake from there reloads the weights before anything is served,
     which is right from every depth.
     """
-    fresh = record.incarnation != incarnation if record else seen_booting
-    if fresh:
-        return (
-            (Depth.OFFLOADED, "a new engine that something else put to sleep")
-            if asleep
-            else (
-                Depth.AWAKE,
-                "a new engine process is awake",
-            )
-        )
+    if is_new and asleep:
+        return Depth.OFFLOADED, "a new engine that something else put to sleep"
+    if is_new:
+        return Depth.AWAKE, "a new engine process is awake"
     if record is None:
         return Depth.OFFLOADED, "nothing is known about this engine's past"
     if record.open_step in (Step.SLEEP_LEVEL_1, Step.WAKE_ALL):
@@ -674,5 +817,9 @@ _HANDLERS: Final[dict[type, Callable[[ServiceState, Policy, Event, float], Outco
     TransitionSucceeded: _transition_succeeded,
     TransitionFailed: _transition_failed,
     Observed: _observed,
+    Distrusted: _distrusted,
+    DrainOrdered: _drain_ordered,
+    MaintenanceOrdered: _maintenance_ordered,
+    MaintenanceEnded: _maintenance_end_ordered,
     Tick: _tick,
 }

@@ -6,22 +6,30 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import uvicorn
 
+from wake_router import spool
+from wake_router.access import Gate, KeysError, Origins, read_keys
 from wake_router.admin_api import admin_app
+from wake_router.balancer import BalancerHealth
 from wake_router.clock import SystemClock
 from wake_router.events import Events
 from wake_router.executor import Executor
-from wake_router.intent_store import IntentStore
+from wake_router.forwarding import Forwarder, Limits
+from wake_router.http_protocol import PublicProtocol
 from wake_router.metrics import Metrics
 from wake_router.proxy import new_session
 from wake_router.public_api import PublicApi
+from wake_router.realtime import MESSAGE_MAX_BYTES
 from wake_router.registry import Registry, RegistryError, read_registry
-from wake_router.settings import Address, Settings, SettingsError, read_settings
+from wake_router.settings import Address, Settings, SettingsError, Tls, read_settings
+
+ACCEPTS_PER_TURN: Final = 32
 
 
 class _Server(uvicorn.Server):
@@ -38,12 +46,17 @@ def run(environment: Mapping[str, str]) -> int:
     try:
         settings = read_settings(environment)
         registry = read_registry(settings.registry)
-        sockets = [_listen(settings.public_address), _listen(settings.admin_address)]
-    except (SettingsError, RegistryError) as error:
+        gate = Gate(None if settings.api_keys_file is None else read_keys(settings.api_keys_file))
+        if settings.tls is not None:
+            _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.tls)
+        addresses = [settings.public_address, settings.admin_address]
+        addresses += [settings.health_address] if settings.health_address is not None else []
+        sockets = [_listen(address) for address in addresses]
+    except (SettingsError, RegistryError, KeysError) as error:
         print(f"wake_router: {error}", file=sys.stderr)
         return 2
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve(settings, registry, sockets))
+        runner.run(_serve(settings, registry, gate, sockets))
     return 0
 
 
@@ -62,29 +75,56 @@ def _listen(address: Address) -> socket.socket:
     except OSError as error:
         raise SettingsError(
             f"The router can't listen on {address.host}:{address.port}: {error.strerror}. "
-            "Set ROUTER_PUBLIC_ADDRESS or ROUTER_ADMIN_ADDRESS to a free one."
+            "Set ROUTER_PUBLIC_ADDRESS, ROUTER_ADMIN_ADDRESS or ROUTER_HEALTH_ADDRESS to a free one."
         ) from None
     listener.listen(2048)
     return listener
 
 
-async def _serve(settings: Settings, registry: Registry, sockets: list[socket.socket]) -> None:
+def _several(listener: socket.socket) -> list[socket.socket]:
+    """The same listener several times: libuv accepts one connection per listener and turn of its loop.
+
+    Measured with 256 clients that come at once: with one, some wait for seconds while others are served.
+    """
+    return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
+
+
+async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: list[socket.socket]) -> None:
     clock, metrics = SystemClock(), Metrics()
     events = Events(clock)
     async with new_session(
         settings.connect_timeout_seconds, settings.upstream_idle_timeout_seconds
     ) as session:
-        store = IntentStore(settings.state / "intents")
-        executor = Executor(settings, session, clock, store, events, metrics)
+        executor = Executor(settings, session, clock, events, metrics)
         executor.load(registry)
         executor.start()
-        public = PublicApi(executor, session, clock, events, metrics, settings.body_max_bytes)
-        admin = admin_app(settings, executor, clock, events, metrics)
-        servers = [_server(public, settings), _server(admin, settings)]
+        limits = Limits(
+            body_max_bytes=settings.body_max_bytes,
+            websocket_idle_seconds=settings.websocket_idle_seconds,
+            spool_folder=settings.state / "held",
+        )
+        spool.clear(limits.spool_folder)
+        forwarder = Forwarder(executor, session, clock, limits)
+        origins = Origins(settings.cors_origins)
+        public = PublicApi(executor, forwarder, gate, origins, clock, events, metrics)
+        public_server = _server(public, settings, settings.tls)
+
+        def reload() -> list[str]:
+            changes = executor.load(read_registry(settings.registry))
+            if settings.api_keys_file is not None:
+                gate.replace_keys(read_keys(settings.api_keys_file))
+            if settings.tls is not None and public_server.config.ssl is not None:
+                _load_certificate(public_server.config.ssl, settings.tls)
+            return changes
+
+        admin = admin_app(settings, executor, clock, events, metrics, reload)
+        servers = [public_server, _server(admin, settings)]
+        if settings.health_address is not None:
+            servers.append(_server(BalancerHealth(lambda: executor.stopping), settings))
         stop = _stop_on_signals()
-        _reload_on_hangup(settings, executor, events)
+        _reload_on_hangup(reload, events)
         serving = [
-            asyncio.create_task(server.serve(sockets=[listener]))
+            asyncio.create_task(server.serve(sockets=_several(listener)))
             for server, listener in zip(servers, sockets, strict=True)
         ]
         addresses = [_shown(listener) for listener in sockets]
@@ -92,6 +132,7 @@ async def _serve(settings: Settings, registry: Registry, sockets: list[socket.so
         await stop.wait()
         events.emit("stopping", limit_seconds=settings.stop_timeout_seconds)
         executor.begin_stop()
+        events.close()
         for server in servers:
             server.should_exit = True
         transitions = asyncio.create_task(executor.finish_stop(settings.stop_timeout_seconds))
@@ -99,15 +140,30 @@ async def _serve(settings: Settings, registry: Registry, sockets: list[socket.so
         events.emit("stopped")
 
 
-def _server(application: Any, settings: Settings) -> _Server:
+def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
+    """Use a certificate for new connections; raises SettingsError."""
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(
+            f"The certificate {tls.certificate} with the key {tls.key} can't be used: {error}. "
+            "Set ROUTER_TLS_CERTIFICATE and ROUTER_TLS_KEY to a matching pair of PEM files."
+        ) from None
+
+
+def _server(application: Any, settings: Settings, tls: Tls | None = None) -> _Server:
     return _Server(
         uvicorn.Config(
             application,
-            http="httptools",
-            ws="none",
+            http=PublicProtocol,
+            ws="websockets-sansio",
+            ws_max_size=MESSAGE_MAX_BYTES,
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             log_level="critical",
             server_header=False,
             timeout_keep_alive=75,
@@ -128,11 +184,11 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _reload_on_hangup(settings: Settings, executor: Executor, events: Events) -> None:
-    def reload() -> None:
+def _reload_on_hangup(reload: Callable[[], list[str]], events: Events) -> None:
+    def try_to_reload() -> None:
         try:
-            executor.load(read_registry(settings.registry))
-        except RegistryError as error:
-            events.emit("registry", error=str(error))
+            reload()
+        except (RegistryError, KeysError, SettingsError) as error:
+            events.emit("reload", error=str(error))
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, try_to_reload)

@@ -19,7 +19,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "frontdoor_requests", "Answered requests", ["service", "status"], registry=self.registry
+            "frontdoor_requests", "Answered requests", ["service", "key", "status"], registry=self.registry
         )
         self.refusals = Counter(
             "frontdoor_refusals", "Requests answered by the router itself", ["code"], registry=self.registry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, Final
@@ -22,18 +23,19 @@ class UnusableBodyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NamedBody:
-    """A JSON body, where its model's name is, and what else the router needs from it."""
+    """A body, where its model's name is, how a name is written there, and what else the router needs."""
 
     body: bytes
     model: str
     spans: tuple[tuple[int, int], ...]
     stream: bool
+    encode: Callable[[str], bytes]
 
     def with_model(self, name: str) -> bytes:
         """The body with another model's name; every byte outside the model's string stays as it came."""
         if name == self.model:
             return self.body
-        encoded = json.dumps(name).encode()
+        encoded = self.encode(name)
         parts = []
         position = 0
         for start, end in self.spans:
@@ -65,7 +67,11 @@ def find_model(body: bytes) -> NamedBody:
     spans = (
         found.model_spans if len(text) == len(body) else [_in_bytes(text, span) for span in found.model_spans]
     )
-    return NamedBody(body, found.model, tuple(spans), found.stream)
+    return NamedBody(body, found.model, tuple(spans), found.stream, _as_json)
+
+
+def _as_json(name: str) -> bytes:
+    return json.dumps(name).encode()
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from wake_router.lifecycle import Depth
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class AnswerError(Exception):
     """An error response; raised where the request can't be answered otherwise."""
 
@@ -22,20 +22,28 @@ class AnswerError(Exception):
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
+    def document(self) -> dict[str, Any]:
+        """The body as data."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {**error, **self.extra}}
+
     def body(self) -> bytes:
-        """The JSON document."""
-        error = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-            **self.extra,
-        }
-        return json.dumps({"error": error}).encode()
+        """The body as JSON."""
+        return json.dumps(self.document()).encode()
 
     def server_sent_event(self) -> bytes:
         """The same as an SSE event, which ends whatever line a broken stream stopped in."""
         return b"\n\nevent: error\ndata: " + self.body() + b"\n\n"
+
+
+def router_failed() -> AnswerError:
+    """500 for a mistake in this program."""
+    return AnswerError(
+        status=500,
+        message="The front door itself failed; its log says more.",
+        type="server_error",
+        code="internal_error",
+    )
 
 
 def path_not_found(method: str, path: str) -> AnswerError:
@@ -60,6 +68,16 @@ def model_not_found(name: str) -> AnswerError:
         message=f"The model '{name[:200]}' does not exist. GET /v1/models lists those that do.",
         code="model_not_found",
         param="model",
+    )
+
+
+def response_not_found(name: str) -> AnswerError:
+    """404 for an id that no engine here has made, or so long ago that it is forgotten."""
+    return AnswerError(
+        status=404,
+        message=f"Response '{name}' is not known here.",
+        code="response_not_found",
+        param="response_id",
     )
 
 

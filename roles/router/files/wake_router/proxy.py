@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import aiohttp
 from multidict import CIMultiDict
@@ -32,6 +34,7 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _NOT_TO_ENGINE: Final = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", b"prefer"}
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _NOT_TO_CLIENT: Final = _HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
 _NO_AUTOMATIC_HEADERS: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -55,13 +58,20 @@ class Exchange:
     receive: Receive
     send: Send
     request_id: bytes
+    task: asyncio.Task[Any]
     extra_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     status: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     first_byte_at: float | None = None
     client_gone: bool = False
+    cut_reason: str | None = None
+    event_stream: bool = False
     finished: bool = False
+    keep_credentials: bool = True
+    """Whether the client's credentials are for the engine (the router itself needs none)."""
+    model: str = ""
+    """The model that it is for, as its engine knows it."""
 
     def header(self, name: bytes) -> str | None:
         """A header of the request by its lower-case name; the first one."""
@@ -69,6 +79,12 @@ class Exchange:
             if key == name:
                 return bytes(value).decode("latin-1")
         return None
+
+    def cut(self, reason: str) -> None:
+        """Stop working on it; the answer, if it has begun, is to be ended visibly."""
+        if not self.finished and self.cut_reason is None:
+            self.cut_reason = reason
+            self.task.cancel()
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the head of the answer, with the request's id."""
@@ -99,9 +115,22 @@ class Exchange:
         await self.start(status, head)
         await self.finish(body)
 
+    async def answer_json(self, document: Any) -> None:
+        """Send a whole answer with 200."""
+        await self.answer(200, json.dumps(document).encode())
+
     async def answer_error(self, error: AnswerError) -> None:
-        """Send an error."""
-        await self.answer(error.status, error.body(), error.headers)
+        """Send an error; in a stream that has begun, as its last event."""
+        if self.status:
+            await self.finish(error.server_sent_event())
+        else:
+            await self.answer(error.status, error.body(), error.headers)
+
+    async def start_event_stream(self) -> None:
+        """Begin a stream before its engine does."""
+        if not self.status:
+            self.event_stream = True
+            await self.start(200, [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")])
 
 
 def new_session(connect_timeout_seconds: float, idle_timeout_seconds: float) -> aiohttp.ClientSession:
@@ -123,19 +152,23 @@ def new_session(connect_timeout_seconds: float, idle_timeout_seconds: float) -> 
 async def relay(
     session: aiohttp.ClientSession,
     exchange: Exchange,
-    method: str,
     url: URL,
-    body: bytes | None,
+    body: bytes | IO[bytes] | None,
     clock: Callable[[], float],
+    see: Callable[[bytes], None] | None = None,
 ) -> None:
-    """Send a request and stream its answer back.
+    """Send a request and stream its answer back; `see` is shown the answer's first chunk.
 
     Raises NotReachedError or BrokenOffError while nothing has been answered yet; afterwards a failure of the
     engine is told to the client inside the stream, or by an answer that visibly breaks off.
     """
     try:
         response = await session.request(
-            method, url, data=body, headers=_headers_to_engine(exchange), allow_redirects=False
+            exchange.scope["method"],
+            url,
+            data=body,
+            headers=_headers_to_engine(exchange),
+            allow_redirects=False,
         )
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise NotReachedError(str(error)) from None
@@ -144,36 +177,57 @@ async def relay(
     except (aiohttp.ClientError, OSError) as error:
         raise BrokenOffError(str(error) or type(error).__name__) from None
     try:
-        await _relay_answer(exchange, response, clock)
+        await _relay_answer(exchange, response, clock, see)
     finally:
         # Closing (not releasing) an answer that wasn't read to its end is what tells vLLM to stop generating.
         response.close() if not response.content.at_eof() else response.release()
 
 
 async def _relay_answer(
-    exchange: Exchange, response: aiohttp.ClientResponse, clock: Callable[[], float]
+    exchange: Exchange,
+    response: aiohttp.ClientResponse,
+    clock: Callable[[], float],
+    see: Callable[[bytes], None] | None,
 ) -> None:
     event_stream = response.content_type == "text/event-stream"
-    await exchange.start(response.status, _headers_to_client(response, event_stream))
+    if exchange.status:
+        if response.status != 200 or not event_stream:
+            await exchange.finish(_as_last_event(await response.read()))
+            return
+    else:
+        exchange.event_stream = event_stream
+        await exchange.start(response.status, _headers_to_client(response, event_stream))
     try:
         async for chunk in response.content.iter_any():
             if exchange.first_byte_at is None:
                 exchange.first_byte_at = clock()
+                if see is not None:
+                    see(chunk)
+            if response.content.at_eof():
+                await exchange.finish(chunk)
+                return
             await exchange.write(chunk)
     except (TimeoutError, aiohttp.ClientError, OSError):
         if not event_stream or response.headers.get("Content-Length"):
             # No last chunk follows: the server closes the connection, and the client sees that the answer is
             # cut.
             return
-        model = exchange.scope.get("frontdoor.model", "")
-        await exchange.finish(engine_broke_off(model).server_sent_event())
+        await exchange.finish(engine_broke_off(exchange.model).server_sent_event())
         return
     await exchange.finish()
+
+
+def _as_last_event(body: bytes) -> bytes:
+    """An engine's answer that isn't a stream, for a client whose stream has begun."""
+    lines = body.decode("utf-8", "replace").splitlines() or [""]
+    return ("event: error\n" + "".join(f"data: {line}\n" for line in lines) + "\n").encode()
 
 
 def _headers_to_engine(exchange: Exchange) -> CIMultiDict[str]:
     raw = exchange.scope["headers"]
     dropped = _NOT_TO_ENGINE | _named_by_connection(raw)
+    if not exchange.keep_credentials:
+        dropped |= _CREDENTIALS
     headers = CIMultiDict(
         (key.decode("latin-1"), value.decode("latin-1")) for key, value in raw if key not in dropped
     )
@@ -191,7 +245,9 @@ def _named_by_connection(headers: Headers) -> frozenset[bytes]:
 def _headers_to_client(response: aiohttp.ClientResponse, event_stream: bool) -> list[tuple[bytes, bytes]]:
     raw = [(key.lower(), value) for key, value in response.raw_headers]
     dropped = _NOT_TO_CLIENT | _named_by_connection(raw)
-    headers = [(key, value) for key, value in raw if key not in dropped]
+    headers = [
+        (key, value) for key, value in raw if key not in dropped and not key.startswith(b"access-control-")
+    ]
     if event_stream:
         headers = [(key, value) for key, value in headers if key != b"x-accel-buffering"]
         headers.append((b"x-accel-buffering", b"no"))

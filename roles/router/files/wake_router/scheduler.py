@@ -73,7 +73,9 @@ def _apply(fleet: Fleet, service: str, event: Event, now: float) -> tuple[Fleet,
     member = fleet.members[service]
     state, effects = lifecycle.step(member.state, member.policy, event, now)
     if state is not member.state:
-        fleet = replace(fleet, members={**fleet.members, service: replace(member, state=state)})
+        changed = Member(policy=member.policy, devices=member.devices, state=state)
+        members = {**fleet.members, service: changed}
+        fleet = Fleet(members=members, running=fleet.running, waiting=fleet.waiting)
     for effect in effects:
         fleet = _book(fleet, service, effect)
     return fleet, tuple((service, effect) for effect in effects)

@@ -1,0 +1,75 @@
+"""Why a service is as it is, and what will happen next, in sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from wake_router.lifecycle import (
+    PARKED,
+    REPAIR,
+    Condition,
+    Depth,
+    Policy,
+    ServiceState,
+    Transition,
+)
+from wake_router.scheduler import Fleet, Member
+
+
+def explain(fleet: Fleet, name: str, now: float, level_2_reason: str) -> list[str]:
+    """Sentences about a service of the fleet; raises KeyError when there is no such service."""
+    member = fleet.members[name]
+    state = member.state
+    sentences = [f"It is {state.depth} since {now - state.since:.0f} s: {state.reason}."]
+    sentences += _conditions(state, now)
+    if state.in_flight:
+        sentences.append(f"{state.in_flight} requests are in flight; it can't fall asleep before they end.")
+    if state.held:
+        sentences.append(f"{state.held} requests wait for it.")
+    if state.queued is not None:
+        sentences.append(_queue(fleet, name, member, state.queued))
+    sentences += _future(state, member.policy, now)
+    sentences.append(f"Level 2 by timer: {level_2_reason}.")
+    return sentences
+
+
+def _conditions(state: ServiceState, now: float) -> Iterator[str]:
+    if Condition.DRAINING in state.conditions:
+        yield "It is being drained: new requests wait."
+    if Condition.MAINTENANCE in state.conditions:
+        left = max(0.0, state.maintenance_until - now)
+        yield f"It is in maintenance until it is proven, for at most {left:.0f} s."
+    if state.conditions & REPAIR:
+        left = max(0.0, state.retry_at - now)
+        yield f"It has failed {state.failures} times; the next repair is in {left:.0f} s."
+
+
+def _queue(fleet: Fleet, name: str, member: Member, queued: Transition) -> str:
+    busy = [
+        turn.service
+        for turn in fleet.running
+        if turn.service != name and not fleet.members[turn.service].devices.isdisjoint(member.devices)
+    ]
+    booting = [
+        other
+        for other, each in fleet.members.items()
+        if each.state.depth is Depth.RESTARTING and not each.devices.isdisjoint(member.devices)
+    ]
+    causes = ", ".join([*busy, *booting]) or "others that came first"
+    return f"Its {queued} waits for its turn on {', '.join(sorted(member.devices))} behind {causes}."
+
+
+def _future(state: ServiceState, policy: Policy, now: float) -> Iterator[str]:
+    if policy.cordoned:
+        yield "A device of it is cordoned: it isn't woken."
+    if policy.pinned or state.pinned:
+        yield "It is pinned: no timer puts it to sleep."
+        return
+    if state.conditions & PARKED or state.in_flight or state.held:
+        return
+    idle = now - state.last_activity
+    if state.depth is Depth.AWAKE and policy.idle_sleep_seconds:
+        yield f"If nobody asks, it falls asleep in {max(0.0, policy.idle_sleep_seconds - idle):.0f} s."
+    may_offload = policy.level_2_allowed and policy.idle_offload_seconds
+    if state.depth in (Depth.AWAKE, Depth.SLEEPING) and may_offload:
+        yield f"If nobody asks, it is offloaded in {max(0.0, policy.idle_offload_seconds - idle):.0f} s."

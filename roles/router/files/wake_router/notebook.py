@@ -1,0 +1,75 @@
+"""Writes down what is done to one service and what is learned about it, in the order in which it happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from wake_router.durable import DurableWriteError
+from wake_router.events import Events
+from wake_router.intent_store import IntentStore
+from wake_router.lifecycle import Record
+from wake_router.memory import Memory, MemoryStore
+
+
+class ServiceNotebook:
+    """Intents and memory of one service."""
+
+    def __init__(self, service: str, intents: IntentStore, memories: MemoryStore, events: Events) -> None:
+        self._service = service
+        self._intents = intents
+        self._memories = memories
+        self._events = events
+        self._order = asyncio.Lock()
+        self._writing: set[asyncio.Task[Any]] = set()
+        self.memory = memories.read(service)
+        self.when_learned: Callable[[], None] = lambda: None
+
+    def record(self) -> Record | None:
+        """What the intent store holds."""
+        return self._intents.read(self._service)
+
+    async def intend(self, record: Record) -> str | None:
+        """Write to the intent store; returns why it failed. Cancelling the caller doesn't break it off."""
+        return await asyncio.shield(self.intend_soon(record))
+
+    def intend_soon(self, record: Record) -> asyncio.Task[str | None]:
+        """The same without waiting."""
+        return self._start(self._write(self._intents.write, record))
+
+    async def learn(self, memory: Memory) -> None:
+        """Keep what has been learned; a failure to write is only told."""
+        self.memory = memory
+        self.when_learned()
+        await asyncio.shield(self._start(self._write(self._memories.write, memory)))
+
+    def learn_soon(self, memory: Memory) -> None:
+        """The same without waiting."""
+        self.memory = memory
+        self.when_learned()
+        self._start(self._write(self._memories.write, memory))
+
+    def note(self, text: str) -> None:
+        """Say something in the log."""
+        self._events.emit("note", service=self._service, text=text)
+
+    async def finish(self) -> None:
+        """Wait until everything is written."""
+        if self._writing:
+            await asyncio.wait(set(self._writing))
+
+    def _start(self, work: Coroutine[Any, Any, str | None]) -> asyncio.Task[str | None]:
+        task = asyncio.create_task(work)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        return task
+
+    async def _write(self, write: Callable[[str, Any], None], content: Record | Memory) -> str | None:
+        async with self._order:
+            try:
+                await asyncio.to_thread(write, self._service, content)
+            except DurableWriteError as error:
+                self._events.emit("disk", service=self._service, error=str(error))
+                return str(error)
+            return None

@@ -1,0 +1,164 @@
+"""Carries out one transition of one engine, step by step, each destructive one with its intent on the disk
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from wake_router import canary, lifecycle
+from wake_router.engine import CanaryUnavailableError, Engine, EngineError, EngineUnreachableError
+from wake_router.lifecycle import Depth, Record, StartTransition, Step, Transition, TransitionFailed
+from wake_router.memory import Memory
+from wake_router.registry import Service
+
+_HARMLESS: Final = frozenset({Step.RECORD_CANARY})
+"""Steps that change nothing in the engine, and so leave no intent."""
+
+
+CANARY_ATTEMPTS: Final = 2
+
+
+class Notebook(Protocol):
+    """Where a transition writes down what it does and learns."""
+
+    memory: Memory
+
+    async def intend(self, record: Record) -> str | None:
+        """Write to the intent store; returns why it failed, None if it didn't."""
+
+    async def learn(self, memory: Memory) -> None:
+        """Keep what has been learned."""
+
+    def note(self, text: str) -> None:
+        """Say something in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One transition to be carried out."""
+
+    start: StartTransition
+    service: Service
+    engine: Engine
+    notebook: Notebook
+    confirm_seconds: float
+    real_level_2: bool
+    """Whether the weights have been discarded by this router in this incarnation, so that a wake proves
+    level 2.
+    """
+
+
+async def carry_out(task: Assignment) -> TransitionFailed | None:
+    """Do all steps and confirm the result; returns how it failed, None if it succeeded."""
+    start = task.start
+    current: Step | None = None
+    try:
+        for current in lifecycle.steps_of(start.transition, start.from_depth):
+            problem = await _intend(task, current)
+            # A wake may go on unrecorded: the record says asleep, and after a crash the weights are reloaded.
+            if problem and start.transition is not Transition.WAKE:
+                return TransitionFailed(start.epoch, problem, untouched=True)
+            await _do(task, current)
+        await _confirm(task)
+    except EngineUnreachableError as error:
+        return TransitionFailed(start.epoch, str(error), unreachable=True)
+    except EngineError as error:
+        return TransitionFailed(start.epoch, f"{current or start.transition} failed: {error}")
+    reached = lifecycle.TARGET[start.transition]
+    await task.notebook.intend(Record(incarnation=start.incarnation, depth=reached))
+    return None
+
+
+async def _intend(task: Assignment, step: Step) -> str | None:
+    if step in _HARMLESS:
+        return None
+    start = task.start
+    record = Record(incarnation=start.incarnation, depth=start.from_depth, open_step=step)
+    return await task.notebook.intend(record)
+
+
+async def _do(task: Assignment, step: Step) -> None:
+    if step is Step.RECORD_CANARY:
+        if task.start.fresh:
+            await record_canary(task.engine, task.service, task.notebook)
+    elif step is Step.CANARY:
+        await _prove(task)
+    else:
+        await task.engine.perform(step)
+
+
+async def _confirm(task: Assignment) -> None:
+    asleep = await task.engine.is_sleeping(task.confirm_seconds)
+    if asleep is (task.start.transition is Transition.WAKE):
+        word = "asleep" if asleep else "awake"
+        raise EngineError(f"the engine says that it is {word} after {task.start.transition}.")
+
+
+async def record_canary(engine: Engine, service: Service, notebook: Notebook) -> None:
+    """Record what a fresh engine answers, if it answers twice the same and sensibly; raises EngineError."""
+    attempts = notebook.memory.canary_attempts
+    if notebook.memory.canary is not None or attempts >= CANARY_ATTEMPTS:
+        return
+    # Written down first: an engine that dies of it is asked for less the next time, and then no more.
+    await notebook.learn(replace(notebook.memory, canary_attempts=attempts + 1))
+    try:
+        first, second = [
+            await engine.ask_canary(service.task, service.model, plain=attempts > 0) for _ in range(2)
+        ]
+    except CanaryUnavailableError as error:
+        notebook.note(f"no canary: {error}")
+        return
+    problem = canary.degeneracy(first) or canary.degeneracy(second) or canary.difference(first, second)
+    if problem:
+        notebook.note(f"no canary: {problem}")
+        return
+    await notebook.learn(replace(notebook.memory, canary=first))
+    notebook.note("canary recorded")
+
+
+async def _prove(task: Assignment) -> None:
+    """Let the canary judge a woken engine; raises EngineError when it must not serve."""
+    expected, start = task.notebook.memory.canary, task.start
+    if expected is None and start.from_depth is Depth.SLEEPING:
+        return
+    if expected is None and start.repairing and len(task.service.devices) > 1:
+        raise EngineError("no canary is recorded for it and it spans several devices; restart its container.")
+    problem = await canary_problem(task.engine, task.service, expected)
+    if start.from_depth is Depth.OFFLOADED and task.real_level_2 and expected is not None:
+        await task.notebook.learn(_judged(task.notebook.memory, problem))
+    if problem:
+        raise EngineError(problem)
+
+
+def _judged(memory: Memory, problem: str | None) -> Memory:
+    """What a round trip through level 2 teaches about it."""
+    if problem:
+        return replace(memory, level_2_broken=problem)
+    return replace(memory, level_2_round_trips=memory.level_2_round_trips + 1)
+
+
+async def canary_problem(engine: Engine, service: Service, expected: canary.Answer | None) -> str | None:
+    """Why an engine fails its canary twice in a row, None when it passes; raises EngineError when it can't
+    be asked.
+    """
+    return await _once_more(lambda: _canary_problem(engine, service, expected))
+
+
+async def _once_more(ask: Callable[[], Awaitable[str | None]]) -> str | None:
+    return await ask() and await ask()
+
+
+async def _canary_problem(engine: Engine, service: Service, expected: canary.Answer | None) -> str | None:
+    try:
+        # Without a recorded one only garbage can be told, for which the text is enough.
+        plain = expected is None or expected.kind == "plain"
+        answer = await engine.ask_canary(service.task, service.model, plain)
+    except CanaryUnavailableError as error:
+        return str(error) if expected is not None else None
+    problem = canary.degeneracy(answer)
+    if problem is None and expected is not None:
+        problem = canary.difference(expected, answer)
+    return problem

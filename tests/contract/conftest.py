@@ -1,0 +1,136 @@
+"""The targets of the contract suite, and what its tests share.
+
+Without options the stand-in runs in both dialects. A real engine is given by its address and is then the
+only target:
+
+    pytest tests/contract/test_engine.py tests/contract/test_router.py \
+        --engine http://127.0.0.1:8001 --engine-model SmolLM2-135M-Instruct --engine-launcher http://127.0.0.1:9001
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.standin.processes import HTTP, Engine, Router
+
+DIALECTS = ("0.27.1", "0.32.0")
+
+
+@dataclass(frozen=True)
+class Target:
+    """An engine that the common part runs on."""
+
+    url: str
+    launcher_url: str | None
+    model: str
+    version: str
+    real: bool
+
+    def registry_entry(self, **changes: Any) -> dict[str, Any]:
+        """The service as the registry describes it."""
+        entry: dict[str, Any] = {
+            "name": "text",
+            "model": self.model,
+            "aliases": ["alias"],
+            "task": "generate",
+            "base_url": self.url,
+            "launcher_url": self.launcher_url,
+            "devices": ["cpu:left"],
+            "definition": "0" * 64,
+            "idle_sleep_seconds": 0,
+            "idle_offload_seconds": 0,
+            "pin": False,
+            "allow_level_2": "always",
+        }
+        return {**entry, **changes}
+
+    def post(self, path: str, **arguments: Any) -> Any:
+        """A call to the engine itself."""
+        return HTTP.post(f"{self.url}{path}", timeout=120, **arguments)
+
+    def asleep(self) -> bool:
+        """What the engine says."""
+        return bool(HTTP.get(f"{self.url}/is_sleeping", timeout=60).json()["is_sleeping"])
+
+    def running(self) -> float:
+        """How many requests run in the engine, by its metrics."""
+        lines = HTTP.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
+
+    def wake_completely(self) -> None:
+        """Bring it to a sound, awake state from whatever a test left, by the level-2 sequence."""
+        for path, body in (
+            ("/wake_up?tags=weights", None),
+            ("/collective_rpc", {"method": "reload_weights"}),
+            ("/wake_up?tags=kv_cache", None),
+            ("/reset_prefix_cache", None),
+        ):
+            assert self.post(path, json=body).status_code == 200
+        assert not self.asleep()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where a real engine is."""
+    parser.addoption("--engine", help="address of a real engine (dev mode), the only target then")
+    parser.addoption("--engine-model", help="what it serves")
+    parser.addoption("--engine-launcher", help="address of the launcher beside it")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The same tests on every target."""
+    if "target" in metafunc.fixturenames:
+        given = metafunc.config.getoption("--engine")
+        targets = ["given"] if given else [f"stand-in {dialect}" for dialect in DIALECTS]
+        metafunc.parametrize("target", targets, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """One engine for a module's tests."""
+    if request.param == "given":
+        config = request.config
+        url, model = config.getoption("--engine"), config.getoption("--engine-model")
+        assert model, "--engine-model is missing"
+        version = HTTP.get(f"{url}/version", timeout=60).json()["version"]
+        yield Target(url, config.getoption("--engine-launcher"), model, version, True)
+        return
+    engine = Engine(dialect=request.param.split()[1]).start()
+    yield Target(engine.url, f"http://127.0.0.1:{engine.launcher_port}", engine.model, engine.dialect, False)
+    engine.kill()
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[..., Engine]]:
+    """Starts stand-ins that end with the test."""
+    started: list[Engine] = []
+
+    def start(ready: bool = True, **fields: Any) -> Engine:
+        engine = Engine(**fields)
+        started.append(engine)
+        return engine.start(ready)
+
+    yield start
+    for engine in started:
+        engine.kill()
+
+
+@pytest.fixture
+def routers(tmp_path: Path) -> Iterator[Callable[..., Router]]:
+    """Makes routers (not yet started) that end with the test."""
+    made: list[Router] = []
+
+    def make(**environment: str) -> Router:
+        router = Router(tmp_path / f"router-{len(made)}", environment)
+        made.append(router)
+        return router
+
+    yield make
+    for router in made:
+        router.kill()
+        assert "internal_error" not in router.log()
+        assert "Traceback" not in router.log()

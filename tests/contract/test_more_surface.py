@@ -1,0 +1,351 @@
+"""Forms, websockets, response ids, keys, pages of browsers, certificates, large bodies: in front of a
+stand-in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.standin.processes import HTTP, Engine, Router, free_port, wait_until
+
+Engines = Callable[..., Engine]
+Routers = Callable[..., Router]
+ORIGIN = "https://app.example"
+
+
+def keys_file(folder: Path, *secrets: str, **limits: int) -> Path:
+    path = folder / "keys.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = [
+        {"name": f"key-{secret}", "sha256": hashlib.sha256(secret.encode()).hexdigest(), **limits}
+        for secret in secrets
+    ]
+    path.write_text(json.dumps({"schema_version": 1, "keys": keys}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = Engine().start()
+    yield engine
+    engine.kill()
+
+
+@pytest.fixture(scope="module")
+def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
+    environment = {"ROUTER_CORS_ORIGINS": ORIGIN, "ROUTER_WEBSOCKET_IDLE": "1"}
+    router = Router(tmp_path_factory.mktemp("router"), environment)
+    router.register(engine.registry_entry())
+    router.start()
+    router.order("services/text/wake")
+    yield router
+    router.kill()
+    assert "internal_error" not in router.log()
+
+
+# ---- official clients
+
+
+def test_openai_retries_until_the_model_is_there(engines: Engines, routers: Routers) -> None:
+    sleeper = engines()
+    router = routers(ROUTER_HOLD_SLEEPING="0", ROUTER_RETRY_AFTER_MAX="1")
+    router.register(sleeper.registry_entry())
+    router.start()
+    router.order("services/text/wake")
+    router.order("services/text/sleep")
+    sleeper.fault(wake_seconds=1.0)
+    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=4)
+    answer = client.chat.completions.create(model="text", messages=[{"role": "user", "content": "Capital?"}])
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+    assert next(each["status"] for each in router.events("request")) == 503
+
+
+def test_openai_responses(router: Router) -> None:
+    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
+    made = client.responses.create(model="TEXT", input="Capital of France?")
+    assert made.output_text == "The capital of France is Paris."
+    assert client.responses.retrieve(made.id).id == made.id
+    assert client.responses.cancel(made.id).id == made.id
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("resp_unknown")
+
+
+def test_anthropic(router: Router) -> None:
+    client = anthropic.Anthropic(base_url=router.url, api_key="none", max_retries=0)
+    question: Any = [{"role": "user", "content": "Capital of France?"}]
+    answer = client.messages.create(model="text", max_tokens=20, messages=question)
+    assert "Paris" in answer.content[0].text  # type: ignore[union-attr]
+    with client.messages.stream(model="text", max_tokens=20, messages=question) as stream:
+        assert "Paris" in "".join(stream.text_stream)
+    assert client.messages.count_tokens(model="text", messages=question).input_tokens == 5
+
+
+# ---- forms
+
+
+def test_audio(router: Router) -> None:
+    sound = bytes(range(256)) * 50
+    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
+    text = client.audio.transcriptions.create(model="TEXT", file=("a.wav", sound)).text
+    assert text == "12800 bytes of silence"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data; name=model\r\n\r\nm"),
+        ("application/json", b'{"model": "text"}'),
+    ],
+)
+def test_malformed_forms(router: Router, content_type: str, body: bytes) -> None:
+    url = f"{router.url}/v1/audio/transcriptions"
+    answer = HTTP.post(url, content=body, headers={"Content-Type": content_type})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+# ---- websockets
+
+
+def talk(router: Router, query: str, *messages: Any, headers: dict[str, str] | None = None) -> list[Any]:
+    """Send messages and return what comes back until the socket closes, its code last."""
+
+    async def run() -> list[Any]:
+        got: list[Any] = []
+        async with aiohttp.ClientSession() as session:
+            url = f"{router.url}/v1/realtime{query}"
+            async with session.ws_connect(url, headers=headers) as socket:
+                for message in messages:
+                    await (
+                        socket.send_bytes(message)
+                        if isinstance(message, bytes)
+                        else socket.send_json(message)
+                    )
+                async for answer in socket:
+                    got.append(
+                        answer.data if answer.type is aiohttp.WSMsgType.BINARY else json.loads(answer.data)
+                    )
+                got.append(socket.close_code)
+        return got
+
+    return asyncio.run(run())
+
+
+def test_realtime_by_query(router: Router) -> None:
+    got = talk(router, "?model=text", {"type": "a"}, b"\x00\x01", {"type": "close"})
+    assert got == [{"type": "echo", "known": True, "got": {"type": "a"}}, b"\x00\x01", 4000]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"type": "session.update", "model": "Text"},
+        {"type": "session.update", "session": {"model": "TEXT", "x": 1}},
+    ],
+)
+def test_realtime_by_the_session(router: Router, first: dict[str, Any]) -> None:
+    got = talk(router, "", first, {"type": "a"}, {"type": "close"})
+    assert got[0]["known"] is True
+    assert got[1]["got"] == {"type": "a"}
+    assert got[-1] == 4000
+
+
+def test_realtime_without_a_model(router: Router) -> None:
+    got = talk(router, "", {"type": "a"}, {"type": "a"}, {"type": "a"}, {"type": "a"})
+    assert got[0]["error"]["param"] == "model"
+    assert got[-1] == 1008
+    got = talk(router, "?model=none")
+    assert (got[0]["error"]["code"], got[-1]) == ("model_not_found", 1008)
+
+
+def test_realtime_is_a_lease_and_idle_sockets_are_closed(router: Router) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        talking = pool.submit(talk, router, "?model=text", {"type": "a"})
+        wait_until(lambda: router.status("text")["in_flight"] == 1)
+        assert talking.result()[-1] == 1001
+    wait_until(lambda: router.status("text")["in_flight"] == 0)
+
+
+def test_realtime_wakes(router: Router) -> None:
+    router.order("services/text/sleep")
+    assert talk(router, "?model=text", {"type": "close"}) == [4000]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1%2Frealtime", "/", "/admin/events"])
+def test_other_websockets(router: Router, path: str) -> None:
+    async def run() -> int:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as error:
+                await session.ws_connect(f"{router.url}{path}?model=text")
+            return error.value.status
+
+    assert asyncio.run(run()) == 403
+
+
+def test_websockets_of_foreign_pages(router: Router) -> None:
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        talk(router, "?model=text", headers={"Origin": "https://evil.example"})
+    assert talk(router, "?model=text", {"type": "close"}, headers={"Origin": ORIGIN}) == [4000]
+
+
+# ---- pages of browsers
+
+
+def test_cross_origin(router: Router) -> None:
+    ask = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    answer = HTTP.options(f"{router.url}/v1/chat/completions", headers=ask)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (204, ORIGIN)
+    assert "authorization" in answer.headers["access-control-allow-headers"]
+    answer = router.chat("text", headers={"Origin": ORIGIN})
+    assert answer.headers.get_list("access-control-allow-origin") == [ORIGIN]
+    answer = router.chat("text", headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+    ask["Origin"] = "https://evil.example"
+    assert HTTP.options(f"{router.url}/v1/chat/completions", headers=ask).status_code == 405
+
+
+# ---- keys
+
+
+def test_keys(engine: Engine, routers: Routers, tmp_path: Path) -> None:
+    path = keys_file(tmp_path, "one", concurrent=1)
+    router = routers(ROUTER_API_KEYS_FILE=str(path))
+    router.register(engine.registry_entry())
+    router.start()
+    assert HTTP.get(f"{router.url}/health").status_code == 200
+    assert HTTP.get(f"{router.url}/v1/models").status_code == 401
+    refused = router.chat("text")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="one", max_retries=0)
+    assert client.models.list()
+    assert router.chat("text", headers={"x-api-key": "one"}).status_code == 200
+    engine.fault(first_token_seconds=0.5)
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: router.chat("text", headers={"x-api-key": "one"}), range(2)))
+    engine.fault(first_token_seconds=0.0)
+    assert sorted(answer.status_code for answer in answers) == [200, 429]
+    limited = next(answer for answer in answers if answer.status_code == 429)
+    assert limited.headers["retry-after"] == "1"
+    keys_file(tmp_path, "two")
+    assert router.order("reload").status_code == 200
+    assert router.chat("text", headers={"x-api-key": "one"}).status_code == 401
+    assert router.chat("text", headers={"Authorization": "Bearer two"}).status_code == 200
+    path.write_text("{")
+    assert router.order("reload").status_code == 422
+    assert router.chat("text", headers={"Authorization": "Bearer two"}).status_code == 200
+    assert {each["key"] for each in router.events("request")} == {None, "key-one", "key-two"}
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        talk(router, "?model=text")
+
+
+def test_tls(engine: Engine, routers: Routers, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name}"
+        command += " -addext subjectAltName=IP:127.0.0.1"
+        files = ["-keyout", str(tmp_path / f"{name}.key"), "-out", str(tmp_path / f"{name}.pem")]
+        subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    certificate, key = tmp_path / "current.pem", tmp_path / "current.key"
+    _copy(tmp_path, "old")
+    router = routers(ROUTER_TLS_CERTIFICATE=str(certificate), ROUTER_TLS_KEY=str(key))
+    router.register(engine.registry_entry())
+    router.start()
+    url = f"https://127.0.0.1:{router.port}/v1/models"
+    for name in ("old", "new"):
+        _copy(tmp_path, name)
+        assert router.order("reload").status_code == 200
+        trust = ssl.create_default_context(cafile=str(tmp_path / f"{name}.pem"))
+        assert httpx.get(url, verify=trust).status_code == 200
+    certificate.write_text("rubbish")
+    assert router.order("reload").status_code == 422
+    assert httpx.get(url, verify=trust).status_code == 200
+
+
+def _copy(folder: Path, name: str) -> None:
+    for ending in ("pem", "key"):
+        (folder / f"current.{ending}").write_bytes((folder / f"{name}.{ending}").read_bytes())
+
+
+def test_a_listener_for_balancers(engine: Engine, routers: Routers) -> None:
+    port = free_port()
+    router = routers(ROUTER_HEALTH_ADDRESS=f"127.0.0.1:{port}")
+    router.register(engine.registry_entry())
+    router.start()
+    url = f"http://127.0.0.1:{port}"
+    assert HTTP.get(f"{url}/health").status_code == 200
+    for path in ("/v1/models", "/admin/status", "/metrics"):
+        assert HTTP.get(url + path).status_code == 404
+    assert HTTP.post(f"{url}/health").status_code == 404
+
+
+# ---- what waits
+
+
+def test_large_bodies_wait_on_the_disk(engines: Engines, routers: Routers) -> None:
+    sleeper = engines()
+    router = routers(ROUTER_HELD_MAX_MIB_PER_SERVICE="5")
+    router.register(sleeper.registry_entry())
+    router.start()
+    router.order("services/text/sleep")
+    sleeper.fault(wake_seconds=1.5)
+    held = router.folder / "state/held"
+    with ThreadPoolExecutor(3) as pool:
+        large = [pool.submit(router.chat, "text", user="x" * 2_000_000) for _ in range(2)]
+        wait_until(lambda: router.status("text")["held"] == 2)
+        assert sum(file.stat().st_size for file in held.iterdir()) > 4_000_000
+        full = router.chat("text", user="x" * 2_000_000)
+        assert full.status_code == 503
+        assert "MiB" in full.json()["error"]["message"]
+        small = pool.submit(router.chat, "text")
+        assert [each.result().status_code for each in (*large, small)] == [200] * 3
+    assert list(held.iterdir()) == []
+
+
+def test_the_queue_is_bounded(engines: Engines, routers: Routers) -> None:
+    sleeper = engines()
+    router = routers(ROUTER_HELD_MAX="2")
+    router.register(sleeper.registry_entry())
+    router.start()
+    router.order("services/text/sleep")
+    sleeper.fault(wake_seconds=1.0)
+    with ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(lambda _: router.chat("text"), range(5)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503]
+
+
+def test_waking_comments_for_those_who_ask(engines: Engines, routers: Routers) -> None:
+    sleeper = engines()
+    router = routers(ROUTER_HOLD_OFFLOADED="0.6")
+    router.register(sleeper.registry_entry())
+    router.start()
+    router.order("services/text/wake")
+    router.order("services/text/sleep")
+    sleeper.fault(wake_seconds=0.3)
+    opted = {"X-Waking-Comments": "true"}
+    answer = router.chat("text", stream=True, headers=opted)
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.text.startswith(": waking\n\ndata: ")
+    assert answer.text.rstrip().endswith("[DONE]")
+    router.order("services/text/offload")
+    sleeper.fault(reload_seconds=2.0)
+    answer = router.chat("text", stream=True, headers=opted)
+    assert answer.status_code == 200
+    assert "event: error" in answer.text
+    assert "model_waking" in answer.text
+    router.wait_for("text", "awake")
+    answer = router.chat("text", stream=True, headers=opted, max_tokens="x")
+    assert answer.status_code == 400, "an awake engine's own answer stays as it is"

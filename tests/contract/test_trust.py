@@ -1,0 +1,260 @@
+"""Canary, drain, maintenance and proof, on stand-ins that can be made to misbehave."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.standin.processes import HTTP, Engine, Router, wait_until
+
+Engines = Callable[..., Engine]
+Routers = Callable[..., Router]
+GARBAGE = "!"
+
+
+def fresh(
+    engines: Engines, routers: Routers, *entries: dict[str, Any], **environment: str
+) -> tuple[Engine, Router]:
+    """An engine that the router has seen booting, and so trusts."""
+    router = routers(**environment)
+    engine = Engine()
+    router.register(engine.registry_entry(**(entries[0] if entries else {})))
+    router.start()
+    engine = engines(ready=False, boot_seconds=0.4, port=engine.port, launcher_port=engine.launcher_port)
+    router.wait_for("text", "awake")
+    return engine, router
+
+
+def memory(router: Router) -> dict[str, Any]:
+    return dict(json.loads((router.folder / "state/memory/text.json").read_text()))
+
+
+def test_garbage_is_never_served(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    assert router.order("services/text/offload").status_code == 200
+    assert memory(router)["canary"]["kind"] == "generate"
+    engine.fault(reload_keeps_garbage=True)
+    answer = router.chat("text")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "model_quarantined"
+    assert engine.calls("/v1/chat") == []
+    assert len(engine.calls("/v1/completions")) == 4, "recorded with two, refused after one retry"
+    assert memory(router)["level_2_broken"]
+    engine.fault(reload_keeps_garbage=False)
+    assert router.order("services/text/wake").status_code == 200
+    assert GARBAGE not in router.chat("text").text
+
+
+def test_nan_is_quarantine(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    router.order("services/text/sleep")
+    engine.fault(nan_answers=True)
+    assert router.chat("text").status_code == 503
+    assert router.status("text")["conditions"] == ["quarantined"]
+
+
+def test_an_awake_engine_is_asked_now_and_then(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers, ROUTER_CANARY_INTERVAL="0.3")
+    assert router.order("services/text/prove").json()["canary"] == "recorded"
+    engine.fault(chunk_seconds=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(router.chat, "text", stream=True, max_tokens=100)
+        wait_until(lambda: engine.state()["running"] >= 1)
+        engine.fault(nan_answers=True)
+        events = [event for event in stream.result().text.split("\n\n") if event.strip()]
+    # Not only is nothing new forwarded: what is being written is ended, and visibly.
+    assert events[-1].startswith("event: error")
+    assert router.chat("text").json()["error"]["code"] == "model_quarantined"
+
+
+def test_counted_corruption_is_quarantine(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers, ROUTER_CORRUPTION_INTERVAL="0.1")
+    engine.fault(corrupted_requests=1)
+    wait_until(lambda: router.status("text")["conditions"] == ["quarantined"])
+    assert "NaN" in router.status("text")["reason"]
+
+
+def test_a_wedged_engine_is_quarantined(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers, ROUTER_WEDGED_SECONDS="0.2")
+    engine.fault(hang=["*"])
+    wait_until(lambda: router.status("text")["conditions"] == ["quarantined"], 20)
+    assert HTTP.get(f"{engine.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+def test_the_other_tasks_have_canaries(engines: Engines, routers: Routers, task: str) -> None:
+    router = routers()
+    engine = Engine(task=task)
+    router.register(engine.registry_entry())
+    router.start()
+    engine = engines(
+        ready=False, task=task, boot_seconds=0.4, port=engine.port, launcher_port=engine.launcher_port
+    )
+    router.wait_for("text", "awake")
+    assert router.order("services/text/offload").status_code == 200
+    assert memory(router)["canary"]["kind"] == task
+    engine.fault(reload_keeps_garbage=True)
+    assert router.order("services/text/wake").status_code == 502
+
+
+def test_level_2_is_earned(engines: Engines, routers: Routers) -> None:
+    timers = {"allow_level_2": "auto", "idle_offload_seconds": 0.2}
+    _engine, router = fresh(engines, routers, timers)
+    time.sleep(0.6)
+    assert router.status("text")["depth"] == "awake"
+    why = HTTP.get(f"{router.admin}/admin/services/text/why").json()["why"]
+    assert any("not proven yet" in sentence for sentence in why)
+    proof = router.order("services/text/prove").json()
+    assert (proof["canary"], proof["level_2"]) == ("recorded", "proven by 1 round trips")
+    router.wait_for("text", "offloaded")
+    router.kill()
+    router.start()
+    assert router.chat("text").status_code == 200
+    router.wait_for("text", "offloaded")
+
+
+def test_level_2_that_comes_back_broken_is_not_earned(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers, {"allow_level_2": "auto", "idle_offload_seconds": 0.2})
+    engine.fault(reload_keeps_garbage=True)
+    assert router.order("services/text/prove").status_code == 502
+    engine.kill()
+    engine.boot_seconds = 0.4
+    engine.start()
+    router.wait_for("text", "awake")
+    proof = router.order("services/text/prove").json()
+    assert proof["canary"] == "matched"
+    assert "broken" in proof["level_2"]
+    time.sleep(0.6)
+    assert router.status("text")["depth"] == "awake"
+
+
+def test_another_definition_has_to_earn_it_again(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    router.order("services/text/prove")
+    router.register(engine.registry_entry(definition="1" * 64))
+    router.order("reload")
+    wait_until(lambda: memory(router)["canary"] is None)
+
+
+def test_an_engine_is_replaced_without_a_failed_request(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    engine.fault(chunk_seconds=0.05)
+    with ThreadPoolExecutor(6) as pool:
+        running = pool.submit(router.chat, "text", stream=True)
+        wait_until(lambda: engine.state()["running"] == 1)
+        drained = router.order("services/text/drain?deadline=10")
+        assert running.done() or running.result(1)
+        assert running.result().text.rstrip().endswith("[DONE]")
+        assert drained.json()["conditions"] == ["maintenance"]
+        waiting = [pool.submit(router.chat, "text") for _ in range(3)]
+        wait_until(lambda: router.status("text")["held"] == 3)
+        engine.kill()
+        engine.boot_seconds = 0.4
+        engine.start()
+        router.wait_for("text", "awake")
+        time.sleep(0.3)
+        assert router.status("text")["held"] == 3, "nothing goes to an engine that isn't proven"
+        assert router.order("services/text/prove").json()["canary"] == "recorded"
+        assert [each.result().status_code for each in waiting] == [200] * 3
+    assert router.status("text")["conditions"] == []
+
+
+def test_what_still_streams_at_the_deadline_is_ended_visibly(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    engine.fault(chunk_seconds=0.2)
+    with ThreadPoolExecutor(2) as pool:
+        stream = pool.submit(router.chat, "text", stream=True, max_tokens=100)
+        plain = pool.submit(router.chat, "text", max_tokens=100)
+        wait_until(lambda: engine.state()["running"] == 2)
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert router.order("services/text/drain?deadline=0.3").json()["in_flight"] == 0
+        assert time.monotonic() - began < 3
+        assert "event: error" in stream.result().text
+        assert "[DONE]" not in stream.result().text
+        assert plain.result().status_code == 503
+        assert int(plain.result().headers["retry-after"]) > 0
+
+
+def test_maintenance_ends_by_itself(engines: Engines, routers: Routers) -> None:
+    _engine, router = fresh(engines, routers)
+    router.order("services/text/maintenance?limit=0.5")
+    assert router.chat("text", headers={"Prefer": "wait=0"}).status_code == 503
+    assert router.chat("text").status_code == 200
+
+
+def test_in_maintenance_no_timer_acts(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers, {"idle_sleep_seconds": 0.3})
+    router.order("services/text/maintenance")
+    time.sleep(0.8)
+    assert router.status("text")["depth"] == "awake"
+    assert engine.calls("/sleep") == []
+
+
+def test_a_cordoned_device_wakes_nothing(engines: Engines, routers: Routers) -> None:
+    _engine, router = fresh(engines, routers)
+    assert router.order("devices/nothing/cordon").status_code == 404
+    assert router.order("devices/cpu:left/cordon").json() == {"device": "cpu:left", "cordoned": True}
+    assert router.chat("text").status_code == 200, "what is awake goes on"
+    router.order("services/text/sleep")
+    refused = router.chat("text")
+    assert refused.status_code == 503
+    assert "cordoned" in refused.json()["error"]["message"]
+    assert HTTP.get(f"{router.admin}/admin/status").json()["cordoned"] == ["cpu:left"]
+    router.order("devices/cpu:left/uncordon")
+    assert router.chat("text").status_code == 200
+
+
+def test_events_are_streamed(engines: Engines, routers: Routers) -> None:
+    _engine, router = fresh(engines, routers)
+    with httpx.stream("GET", f"{router.admin}/admin/events", timeout=10) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == ": listening"
+        router.order("services/text/sleep")
+        seen = next(json.loads(line[6:]) for line in lines if line.startswith("data: "))
+        assert seen["event"] in ("depth", "note")
+        router.stop()  # a listener doesn't keep it from stopping
+        assert list(lines)[-1] == ""
+
+
+def test_retry_after_is_learned(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    engine.fault(wake_seconds=0.3)
+    for _ in range(3):
+        router.order("services/text/sleep")
+        assert router.chat("text").status_code == 200
+    router.order("services/text/sleep")
+    answer = router.chat("text", headers={"Prefer": "wait=0"})
+    assert answer.headers["retry-after"] == "1"
+    assert memory(router)["wake_seconds"]["sleeping"][0] >= 0.3
+
+
+def test_a_pin_survives_a_restart(engines: Engines, routers: Routers) -> None:
+    _engine, router = fresh(engines, routers, {"idle_sleep_seconds": 0.2})
+    router.order("services/text/pin")
+    router.kill()
+    router.start()
+    assert router.status("text")["pinned"] is True
+    router.order("services/text/wake")
+    time.sleep(0.6)
+    assert router.status("text")["depth"] == "awake"
+
+
+def test_an_engine_that_dies_of_its_canary_is_asked_for_less(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    engine.fault(die=["/v1/completions"])
+    router.order("services/text/sleep?timeout=2")
+    assert memory(router)["canary_attempts"] == 1
+    engine.boot_seconds = 0.4
+    engine.start()
+    router.wait_for("text", "awake")
+    assert router.order("services/text/sleep").status_code == 200
+    assert memory(router)["canary"]["kind"] == "plain"
+    engine.fault(garbage=True)
+    assert router.order("services/text/wake").status_code == 502

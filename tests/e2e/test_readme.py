@@ -1,0 +1,47 @@
+"""Every command of the README is run: here, or by the test that the table names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+from rehearsal_box import REPOSITORY, Deployed
+
+README = (REPOSITORY / "README.md").read_text()
+COMMAND = re.compile(r"(?:\./box|ansible-playbook)\b[^`\n]*")
+COMMANDS = sorted(set(COMMAND.findall(README)) - {"./box"})
+RUN_ELSEWHERE = {
+    "./box rehearse --down": "test_teardown.py",
+    "./box rehearse --purge": "tests/removal/test_purge.py",
+    "./box test": "what runs this test",
+    "./box test unit": "a stage of what runs this test",
+}
+RUN_HERE = [command for command in COMMANDS if command not in RUN_ELSEWHERE]
+
+
+def test_the_readme_has_the_commands_that_others_run() -> None:
+    assert set(RUN_ELSEWHERE) <= set(COMMANDS)
+    assert len(RUN_HERE) >= 5
+
+
+@pytest.mark.parametrize("command", RUN_HERE)
+def test_a_command_of_the_readme(deployed: Deployed, command: str) -> None:
+    """An operator's own inventory stands for a GPU box here: this machine, with the rehearsal's services."""
+    folder = deployed.box.folder
+    shutil.copyfile(folder / "inventory" / "rehearsal" / "hosts.yml", folder / "inventory" / "hosts.yml")
+    result = subprocess.run(
+        shlex.split(command),
+        cwd=folder,
+        env={"PATH": f"{folder}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        | deployed.box.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(result.stdout, result.stderr)
+    assert result.returncode == 0
+    assert "changed=0" in result.stdout or command == "./box status"

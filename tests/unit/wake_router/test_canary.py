@@ -1,0 +1,109 @@
+"""The canary tells garbage from health, and leaves rounding alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from wake_router.canary import Answer, degeneracy, difference, read_answer, requests_for
+
+TEXT = Answer(
+    "generate",
+    (tuple(-0.1 * number for number in range(1, 40)), (-0.5, -0.2, -1.0)),
+    ("he", " wrote", " it"),
+)
+EMBED = Answer("embed", ((1.0, 0.0, 0.2), (0.9, 0.1, 0.1), (0.0, 1.0, 0.0)))
+RERANK = Answer("rerank", ((0.9, 0.5, 0.01),))
+
+
+def shifted(answer: Answer, by: float) -> Answer:
+    return Answer(
+        answer.kind, tuple(tuple(value + by for value in row) for row in answer.rows), answer.tokens
+    )
+
+
+@pytest.mark.parametrize("answer", [TEXT, EMBED, RERANK])
+def test_healthy_answers(answer: Answer) -> None:
+    assert degeneracy(answer) is None
+    assert difference(answer, answer) is None
+    assert difference(answer, shifted(answer, 0.01)) is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("answer", [TEXT, EMBED, RERANK])
+def test_not_finite(answer: Answer, bad: float) -> None:
+    rows = ((bad, *answer.rows[0][1:]), *answer.rows[1:])
+    assert "NaN" in (degeneracy(Answer(answer.kind, rows, answer.tokens)) or "")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("generate", (TEXT.rows[0], (-0.1,) * 3), ("!", "!", "!")),
+        Answer("generate", ((-11.5,) * 39, TEXT.rows[1]), TEXT.tokens),
+        Answer("generate", ((), ()), ()),
+        Answer("embed", ((0.0, 0.0), (0.0, 0.0))),
+        Answer("embed", ((0.5, 0.5), (0.5, 0.5))),
+        Answer("rerank", ((0.5, 0.5, 0.5),)),
+        Answer("rerank", ((),)),
+    ],
+)
+def test_degenerate(answer: Answer) -> None:
+    assert degeneracy(answer)
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        (TEXT, shifted(TEXT, -2.0)),
+        (TEXT, Answer("generate", (TEXT.rows[0][:-1], TEXT.rows[1]), TEXT.tokens)),
+        (TEXT, Answer("generate", (TEXT.rows[0], (-4.0, -5.0, -3.0)), ("x", "y", "z"))),
+        (EMBED, Answer("embed", (EMBED.rows[2], EMBED.rows[1], EMBED.rows[0]))),
+        (EMBED, Answer("embed", EMBED.rows[:2])),
+        (RERANK, Answer("rerank", ((0.01, 0.5, 0.9),))),
+        (TEXT, EMBED),
+    ],
+)
+def test_different(expected: Answer, answer: Answer) -> None:
+    assert difference(expected, answer)
+
+
+def test_other_tokens_of_the_same_likelihood_are_rounding() -> None:
+    assert difference(TEXT, Answer("generate", TEXT.rows, ("he", " put", " it"))) is None
+
+
+def test_answers_are_read() -> None:
+    choice: dict[str, Any] = {
+        "prompt_logprobs": [None, {"1": {"logprob": -0.5}, "2": {"logprob": -2.0}}, {"3": {"logprob": -0.1}}],
+        "logprobs": {"token_logprobs": [-0.3], "tokens": [" a"]},
+    }
+    answer = read_answer("generate", {"choices": [choice]})
+    assert answer == Answer("generate", ((-2.0, -0.1), (-0.3,)), (" a",))
+    assert read_answer("embed", {"data": [{"embedding": [1, 2]}]}) == Answer("embed", ((1.0, 2.0),))
+    assert read_answer("rerank", {"data": [{"score": 0.5}]}) == Answer("rerank", ((0.5,),))
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"choices": []}, {"choices": [{}]}, None, [], {"data": [{}]}, {"data": 1}]
+)
+@pytest.mark.parametrize("task", ["generate", "embed", "rerank"])
+def test_another_shape_is_a_value_error(task: str, document: Any) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        read_answer(task, document)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("task", ["generate", "embed", "rerank"])
+def test_the_model_is_named(task: str, plain: bool) -> None:
+    assert all(body["model"] == "m" for _, body in requests_for(task, "m", plain))
+
+
+def test_without_log_probabilities_the_text_is_compared() -> None:
+    plain = read_answer("generate", {"choices": [{"text": " wrote it down", "logprobs": None}]})
+    assert plain == Answer("plain", (), (" wrote it down",))
+    assert degeneracy(plain) is None
+    assert degeneracy(Answer("plain", (), ("!!!!",)))
+    assert degeneracy(Answer("plain", (), ("",)))
+    assert difference(plain, Answer("plain", (), (" wrote it up",))) is None
+    assert difference(plain, Answer("plain", (), ("zzz qqq xyx",)))

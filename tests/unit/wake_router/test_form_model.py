@@ -1,0 +1,72 @@
+"""The model's name in a multipart form."""
+
+from __future__ import annotations
+
+import pytest
+from wake_router.form_model import find_model_in_form
+from wake_router.model_name import UnusableBodyError
+
+TYPE = "multipart/form-data; boundary=XyZ"
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    body = b"".join(
+        b"--XyZ\r\nContent-Disposition: form-data; " + head.encode() + b"\r\n\r\n" + value + b"\r\n"
+        for head, value in parts
+    )
+    return body + b"--XyZ--\r\n"
+
+
+FILE = ('name="file"; filename="a.wav"', b'\x00\xff--Xy\r\nname="model"\r\n\r\nno')
+
+
+def test_only_the_field_changes() -> None:
+    body = form(FILE, ('name="model"', b"whisper"), ('name="x"', b"y"))
+    named = find_model_in_form(TYPE, body)
+    assert named.model == "whisper"
+    assert named.with_model("big model") == form(FILE, ('name="model"', b"big model"), ('name="x"', b"y"))
+
+
+def test_quoted_boundary_and_preamble() -> None:
+    body = b"preamble\r\n" + form(('name="model"', b"m"))
+    assert find_model_in_form('Multipart/Form-Data; charset=x; boundary="XyZ"', body).model == "m"
+
+
+def test_stream_and_unquoted_name() -> None:
+    named = find_model_in_form(TYPE, form(("name=model", b"m"), ('name="stream"', b"true")))
+    assert (named.model, named.stream) == ("m", True)
+
+
+def test_a_file_called_model_is_no_model() -> None:
+    with pytest.raises(UnusableBodyError, match="missing"):
+        find_model_in_form(TYPE, form(('name="model"; filename="m"', b"m")))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", b"{}"),
+        ("multipart/form-data", form(('name="model"', b"m"))),
+        (TYPE, b""),
+        (TYPE, b"--XyZ"),
+        (TYPE, b"--XyZ\r\n"),
+        (TYPE, b"--other\r\n\r\n"),
+        (TYPE, form(('name="model"', b"m"))[:-10]),
+        (TYPE, b'--XyZ\r\nContent-Disposition: form-data; name="model"\r\n'),
+        (TYPE, b'--XyZ\r\nContent-Disposition: form-data; name="model"\r\n\r\nm'),
+        (TYPE, form(('name="model"', b""))),
+        (TYPE, form(('name="model"', b"\xff"))),
+        (TYPE, b"--XyZ--"),
+        (TYPE, b"--XyZ\r\n" + b"X-A: " + b"y" * 20_000 + b"\r\n\r\nm\r\n--XyZ--\r\n"),
+    ],
+)
+def test_malformed(content_type: str, body: bytes) -> None:
+    with pytest.raises(UnusableBodyError, match=r"\."):
+        find_model_in_form(content_type, body)
+
+
+def test_every_truncation_is_refused_or_whole() -> None:
+    body = form(FILE, ('name="model"', b"whisper"))
+    for length in range(len(body) - 4):
+        with pytest.raises(UnusableBodyError):
+            find_model_in_form(TYPE, body[:length])
