@@ -56,7 +56,7 @@ def test_a_file_system_that_hangs_is_not_waited_for(
 ) -> None:
     cli.main(["weights", "--json", "--evidence", str(tmp_path / "evidence"), str(model)])
     hung = threading.Event()
-    monkeypatch.setattr(weights_run, "file_states", lambda _: {} if hung.wait() else {})
+    monkeypatch.setattr(weights_run, "file_states", lambda _: {str(hung.wait()): None})
     monkeypatch.setattr(weights_run, "_FILE_SYSTEM_SECONDS", 0.1)
     with pytest.raises(
         weights_run.ProbeError, match=r"did not answer within 0\.1 s: gpu_diag_models names it"
