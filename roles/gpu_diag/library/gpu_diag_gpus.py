@@ -23,8 +23,8 @@ DOCUMENTATION = r"""
 module: gpu_diag_gpus
 short_description: Keep the evidence about GPUs valid
 description:
-  - Runs the probes C(host), C(integrity) and C(p2p) where their newest evidence is missing, was made in
-    another boot or on another machine (identity), or is suspect. A second run changes nothing.
+  - Runs the probes C(host), C(integrity), C(control) and C(p2p) where their newest evidence is missing, was
+    made in another boot or on another machine (identity), or is suspect. A second run changes nothing.
   - A bad verdict does not fail the task - the plan decides what it means - but a probe that could not
     run does.
     A probe that hung or found a fault is not repeated by itself.
@@ -33,7 +33,7 @@ options:
     description: Which probes to keep valid.
     type: list
     elements: str
-    choices: [host, integrity, p2p]
+    choices: [host, integrity, control, p2p]
     required: true
   image:
     description: Reference of the image to run C(integrity) and C(p2p) in; it must have python3 and torch.

@@ -99,8 +99,8 @@ def main() -> None:
     )
     parameters = dict(module.params)
     setting = Setting(**{key: value for key, value in parameters.items() if key != "models"})
-    found = needs(parameters["models"], setting)
     try:
+        found = needs(parameters["models"], setting)
         results = _results(found, setting, module.check_mode)
     except ProbeError as error:
         module.fail_json(msg=str(error))

@@ -18,7 +18,7 @@ Json = dict[str, object]
 
 _DOCKER_SECONDS = 30.0
 _PACKAGE_IN_CONTAINER = "/gpu_diag_package"
-PROBES = ("host", "integrity", "p2p")
+PROBES = ("host", "integrity", "control", "p2p")
 # Each probe's own limits lie well below: this one is for a Docker that hangs.
 _PROBE_SECONDS = 3600.0
 
@@ -72,7 +72,8 @@ def why_needed(probe: str, present: Present, force: bool) -> list[str]:
 
 def command(probe: str, setting: Setting, identity: Json, image_id: str) -> list[str]:
     """The command of a probe: on the host for the host's own evidence, else in a container."""
-    arguments = ["-m", "gpu_diag", probe, "--json", "--evidence", setting.evidence]
+    probing = ["p2p", "--control"] if probe == "control" else [probe]
+    arguments = ["-m", "gpu_diag", *probing, "--json", "--evidence", setting.evidence]
     if probe == "host":
         return [
             "env",

@@ -16,7 +16,9 @@ from .gpu_diag_commands import run_bounded
 
 _SYSTEMCTL_SECONDS = 60.0
 _STOP_SECONDS = 10.0
-_START_SECONDS = 1.0
+_START_SECONDS = 60.0
+# What the watcher says once it has opened the kernel log (gpu_diag.watch).
+_WATCHING = "watching "
 
 
 class WatcherError(Exception):
@@ -142,7 +144,9 @@ def _start(watcher: Watcher) -> None:
     folder = Path(watcher.evidence)
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": watcher.package, "PYTHONDONTWRITEBYTECODE": "1"}
-    with (folder / "watcher.log").open("a") as log:
+    path = folder / "watcher.log"
+    # A new log for each start, so that what it says is of this process.
+    with path.open("w") as log:
         process = subprocess.Popen(
             watcher.command(),
             env=environment,
@@ -151,15 +155,23 @@ def _start(watcher: Watcher) -> None:
             stderr=log,
             start_new_session=True,
         )
-    time.sleep(_START_SECONDS)
     started = _start_of(process.pid)
-    if started is None:
-        lines = (folder / "watcher.log").read_text().splitlines()
-        raise WatcherError(
-            f"the watcher {watcher.name} ended at once: {lines[-1] if lines else 'it said nothing'}"
-        )
+    if not _comes_up(process, path):
+        lines = path.read_text().splitlines()
+        said = lines[-1] if lines else "it said nothing"
+        raise WatcherError(f"the watcher {watcher.name} did not come up: {said}")
     record = {"pid": str(process.pid), "started": started, "version": watcher.version()}
     _record_path(watcher).write_text(json.dumps(record))
+
+
+def _comes_up(process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Wait until the process says that it watches, or has ended."""
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        if _WATCHING in log.read_text():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _stop(pid: int) -> None:

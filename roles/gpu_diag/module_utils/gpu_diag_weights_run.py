@@ -7,15 +7,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from .gpu_diag_commands import run_bounded
+from .gpu_diag_commands import bounded, run_bounded
 from .gpu_diag_evidence_files import documents, model_of, newest_of_each
 from .gpu_diag_weights_state import TooManyFilesError, file_states, why_not_current
 
 Json = dict[str, object]
 
 _DOCKER_SECONDS = 30.0
+_FILE_SYSTEM_SECONDS = 60.0
 _PACKAGE_IN_CONTAINER = "/gpu_diag_package"
 
 
@@ -47,7 +49,10 @@ class Need:
 
 
 def needs(folders: Sequence[str], setting: Setting) -> list[Need]:
-    """For each folder whether it must be probed. Reads evidence and file states, no file's content."""
+    """For each folder whether it must be probed. Reads evidence and file states, no file's content.
+
+    Raises ProbeError where a file system does not answer.
+    """
     found = documents(setting.evidence, "weights", [])
     newest = {str(model_of(document)): document for document in newest_of_each(found, model_of)}
     return [_need(os.path.normpath(Path(folder).absolute()), newest, setting.rehash) for folder in folders]
@@ -59,12 +64,22 @@ def _need(folder: str, newest: Mapping[str, Json], rehash: bool) -> Need:
         return Need(folder, ("it was not probed yet",), None)
     if rehash:
         return Need(folder, ("all of it is to be read again (gpu_diag_rehash)",), document)
+    reasons = bounded(partial(_reasons, folder, document), _FILE_SYSTEM_SECONDS)
+    if reasons is None:
+        raise ProbeError(
+            f"the file system of the model folder {folder} did not answer within {_FILE_SYSTEM_SECONDS:g} s: "
+            "gpu_diag_models names it"
+        )
+    return Need(folder, tuple(reasons), document)
+
+
+def _reasons(folder: str, document: Json) -> list[str]:
     try:
-        return Need(folder, tuple(why_not_current(document, file_states(folder))), document)
+        return why_not_current(document, file_states(folder))
     except TooManyFilesError as error:
-        return Need(folder, (str(error),), document)
+        return [str(error)]
     except OSError as error:
-        return Need(folder, (f"the folder can't be read: {error.strerror}",), document)
+        return [f"the folder can't be read: {error.strerror}"]
 
 
 def mounts(folder: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -150,6 +151,25 @@ def test_paths(tmp_path: Path) -> None:
         paths[1]: {"exists": True, "is_directory": False, "entries": 0},
         paths[2]: {"exists": False, "is_directory": False, "entries": 0},
     }
+
+
+def test_paths_that_hang_are_given_up_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = threading.Event()
+    real = gpu_diag_box._path
+    monkeypatch.setattr(gpu_diag_box, "_FILE_SYSTEM_SECONDS", 0.3)
+    monkeypatch.setattr(
+        gpu_diag_box, "_path", lambda path: real(path) if path.name == "good" else {"exists": hung.wait()}
+    )
+    (tmp_path / "good").mkdir()
+    names = ["/hangs/1", "/hangs/2", "/hangs/3", str(tmp_path / "good")]
+    began = time.monotonic()
+    box = discover(question(tmp_path, paths=names))
+    assert time.monotonic() - began < 3
+    assert at(box, "paths", names[3], "exists") is True
+    problems = box["problems"]
+    assert isinstance(problems, list)
+    assert len(problems) == 3 and "did not answer within 0.3 s" in problems[0]
+    hung.set()
 
 
 def test_acs_bits_are_read_from_the_ports_above_a_gpu(tmp_path: Path, fixtures: Path) -> None:

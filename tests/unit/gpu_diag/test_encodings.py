@@ -11,6 +11,7 @@ import pytest
 from gpu_diag.weights.encodings import (
     BLOCK_BYTES,
     ENCODINGS,
+    Screen,
     first_nan,
     first_nonfinite,
     first_not_positive,
@@ -110,6 +111,11 @@ def test_one_planted_value_in_a_block_is_found_where_it_is(dtype: str, pattern: 
     at = index * encoding.word_bytes
     block[at : at + encoding.word_bytes] = np.frombuffer(bytes.fromhex(pattern), np.uint8)
     assert first_nonfinite(block, encoding, SCRATCH) == index
+    screen = Screen(encoding, block, SCRATCH)
+    assert not screen.is_finite(BLOCK_BYTES)
+    assert not screen.is_finite(at + encoding.word_bytes)
+    block[at : at + encoding.word_bytes] = 0x11
+    assert screen.is_finite(BLOCK_BYTES)
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES_OF_THE_FORMAT - set(NAN_AND_INF)))

@@ -81,6 +81,11 @@ def test_gpus_are_given_to_the_container_and_the_processor_needs_none(tmp_path: 
         assert "--network none --read-only" in " ".join(line)
 
 
+def test_the_control_arm_is_a_probe_of_its_own(tmp_path: Path) -> None:
+    line = " ".join(gpus_run.command("control", setting(tmp_path), IDENTITY, "sha256:1"))
+    assert "gpu_diag p2p --control --json" in line
+
+
 def test_the_hosts_own_evidence_is_taken_on_the_host(tmp_path: Path) -> None:
     line = gpus_run.command("host", setting(tmp_path), IDENTITY, "")
     assert line[0] == "env" and "docker" not in line

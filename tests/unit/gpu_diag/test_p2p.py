@@ -165,6 +165,18 @@ def test_what_judges_knows_nothing_of_faults(role: Path) -> None:
         }, name
 
 
+@pytest.mark.parametrize(
+    ("fault", "verdict", "class_"),
+    [("zeroed", "clean", None), ("control_broken", "inconclusive", "control_failed")],
+)
+def test_the_control_arm_alone_says_nothing_of_the_paths(
+    capsys: Capture, fault: str, verdict: str, class_: str | None
+) -> None:
+    _, document = check(capsys, fault, "--control")
+    assert (document["verdict"], document["class"], document["details"]["pairs"]) == (verdict, class_, [])
+    assert document["details"]["words"] == 0 and document["details"]["control_words"] > 0
+
+
 def test_one_gpu_has_no_path_to_check(capsys: Capture) -> None:
     _, document = check(capsys, "healthy", "--devices", "1")
     assert (document["verdict"], document["class"]) == ("not_applicable", "one_device")

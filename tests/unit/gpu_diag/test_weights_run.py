@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import ansible.module_utils.gpu_diag_weights_run as weights_run
@@ -48,6 +49,20 @@ def test_a_model_is_probed_once_and_again_when_a_file_changes(tmp_path: Path, mo
     assert reasons(tmp_path, model) == ("model.safetensors was changed",)
     (model / "model.safetensors").rename(model / "other.safetensors")
     assert reasons(tmp_path, model) == ("other.safetensors is new", "model.safetensors is gone")
+
+
+def test_a_file_system_that_hangs_is_not_waited_for(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.main(["weights", "--json", "--evidence", str(tmp_path / "evidence"), str(model)])
+    hung = threading.Event()
+    monkeypatch.setattr(weights_run, "file_states", lambda _: {str(hung.wait()): None})
+    monkeypatch.setattr(weights_run, "_FILE_SYSTEM_SECONDS", 0.1)
+    with pytest.raises(
+        weights_run.ProbeError, match=r"did not answer within 0\.1 s: gpu_diag_models names it"
+    ):
+        reasons(tmp_path, model)
+    hung.set()
 
 
 def test_a_failed_verdict_holds_until_the_file_changes_and_a_read_error_does_not(

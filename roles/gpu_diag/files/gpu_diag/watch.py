@@ -27,6 +27,8 @@ from gpu_diag.suspicion import Suspicion, from_event, from_inventories
 _INVENTORY_SECONDS = 60.0
 _RECORD_BYTES = 8192
 KEPT_MARKS = 200
+# Said once the log is open; whoever starts the watcher waits for it.
+WATCHING = "watching "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise exits.CouldNotRunError(
             f"the kernel log {arguments.kernel_log} can't be read ({error.strerror}): run this as root"
         ) from error
+    sys.stderr.write(f"{WATCHING}{arguments.kernel_log}\n")
+    sys.stderr.flush()
     looked_at = time.monotonic()
     try:
         while True:

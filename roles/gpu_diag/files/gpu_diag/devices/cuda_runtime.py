@@ -25,7 +25,7 @@ from gpu_diag.devices.protocol import (
     How,
     NoDevicesError,
 )
-from gpu_diag.p2p.words import HOST, WORD_BYTES, Message, Words
+from gpu_diag.p2p.words import HOST, WORD_BYTES, Message, Positions, Words
 
 LIBRARY_VARIABLE = "GPU_DIAG_CUDART"
 _NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12")
@@ -210,12 +210,14 @@ class CudaDevices:
             wrong = np.flatnonzero(seen != _ramp(first_word + start, size))
             total += wrong.size
             if wrong.size:
-                found.append(wrong + begin + start)
-                words.append(seen[wrong])
+                sampled = wrong[_sample_of(wrong.size)]
+                found.append(sampled + begin + start)
+                words.append(seen[sampled])
         if not total:
             return Differences(0, np.empty(0, np.int64), np.empty(0, np.uint64))
-        chosen = np.concatenate([np.arange(a, b) for a, b in sampled_windows(total)])
-        return Differences(total, np.concatenate(found)[chosen], np.concatenate(words)[chosen])
+        positions = np.concatenate(found)
+        chosen = _sample_of(positions.size)
+        return Differences(total, positions[chosen], np.concatenate(words)[chosen])
 
     def read_back(self, message: Message) -> int | None:
         """What the source's own engine reads out of the destination's memory."""
@@ -233,6 +235,10 @@ class CudaDevices:
             self._call("cudaMemcpy", host, device, ctypes.c_size_t(size * WORD_BYTES), _DEVICE_TO_HOST)
             wrong += int((seen != _ramp(message.first_word + start, size)).sum())
         return wrong
+
+
+def _sample_of(count: int) -> Positions:
+    return np.concatenate([np.arange(a, b) for a, b in sampled_windows(count)])
 
 
 def _ramp(first_word: int, count: int) -> Words:

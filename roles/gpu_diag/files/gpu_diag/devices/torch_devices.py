@@ -182,13 +182,17 @@ class TorchDevices:
                 number = int(wrong.sum())
                 total += number
                 if number:
-                    found.append(self._torch.nonzero(wrong).flatten() + start)
+                    found.append(self._sampled(self._torch.nonzero(wrong).flatten()) + start)
             if not total:
                 return Differences(0, np.empty(0, np.int64), np.empty(0, np.uint64))
-            positions = self._torch.cat(found)
-            chosen = self._torch.cat([positions[a:b] for a, b in sampled_windows(total)])
+            chosen = self._sampled(self._torch.cat(found))
             words = arena[chosen].cpu().numpy().view(np.uint64)
             return Differences(total, chosen.cpu().numpy(), words)
+
+    def _sampled(self, positions: Any) -> Any:
+        """Where everything is wrong, all positions would take as much memory as the arena: only a sample
+        stays."""
+        return self._torch.cat([positions[a:b] for a, b in sampled_windows(positions.numel())])
 
     def read_back(self, message: Message) -> int | None:
         """Torch has no load by the source from the destination's memory: not measured."""

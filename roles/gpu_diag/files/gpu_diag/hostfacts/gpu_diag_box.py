@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from .gpu_diag_commands import Outcome, bounded, run_bounded
+from .gpu_diag_commands import Outcome, bounded, bounded_all, run_bounded
 from .gpu_diag_evidence_files import KINDS, SUSPECT_FOLDER, documents, model_of, newest_of_each
 from .gpu_diag_parsers import (
     Listener,
@@ -39,7 +39,6 @@ from .gpu_diag_parsers import (
 from .gpu_diag_weights_state import TooManyFilesError, file_states, why_not_current
 
 Json = dict[str, object]
-T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 INSTANCE_LABEL = "vllm-frontdoor.instance"
@@ -196,9 +195,9 @@ def _image(inspected: list[Json]) -> Json | None:
 
 
 def _paths(question: Question, findings: _Findings) -> Json:
+    answers = bounded_all([partial(_path, Path(name)) for name in question.paths], _FILE_SYSTEM_SECONDS)
     facts: Json = {}
-    for name in question.paths:
-        answer = bounded(lambda path=name: _path(Path(path)), _FILE_SYSTEM_SECONDS)  # type: ignore[misc]
+    for name, answer in zip(question.paths, answers, strict=True):
         if answer is None:
             findings.problems.append(
                 f"{name} can't be looked at (no permission, or its file system did not answer within "
@@ -279,12 +278,12 @@ def _sockets_of(process: Path) -> set[int]:
 def _evidence(question: Question, findings: _Findings) -> Json:
     if not question.evidence:
         return {"evidence": {kind: [] for kind in KINDS}, "weights": {}, "suspicions": []}
-    found = _within(lambda: _documents(question.evidence, findings.problems))
+    found = bounded(partial(_documents, question.evidence, findings.problems), _FILE_SYSTEM_SECONDS)
     if found is None:
         findings.problems.append(f"the evidence in {question.evidence} can't be read")
         found = {kind: [] for kind in KINDS}
     marks = found.pop(SUSPECT_FOLDER, [])
-    weights = dict(_weights_states(found["weights"], findings))
+    weights = dict(_weights_states(found["weights"]))
     return {"evidence": found, "weights": weights, "suspicions": marks}
 
 
@@ -294,24 +293,20 @@ def _documents(evidence: str, problems: list[str]) -> dict[str, list[Json]]:
     return found
 
 
-def _within(function: Callable[[], T]) -> T | None:
-    return bounded(function, _FILE_SYSTEM_SECONDS)
-
-
-def _weights_states(found: list[Json], findings: _Findings) -> Iterable[tuple[str, Json]]:
+def _weights_states(found: list[Json]) -> Iterable[tuple[str, Json]]:
     """By model folder: verdict, class and whether the files are still those that were probed."""
-    for document in found:
-        folder = str(model_of(document))
-        reasons = _within(lambda path=folder, known=document: _reasons(path, known))  # type: ignore[misc]
-        if reasons is None:
-            reasons = [f"{folder} can't be read"]
+    folders = [str(model_of(document)) for document in found]
+    calls = [partial(_reasons, folder, document) for folder, document in zip(folders, found, strict=True)]
+    answers = bounded_all(calls, _FILE_SYSTEM_SECONDS)
+    for folder, document, reasons in zip(folders, found, answers, strict=True):
+        known = [f"{folder} can't be read"] if reasons is None else reasons
         yield (
             folder,
             {
                 "verdict": document.get("verdict"),
                 "class": document.get("class"),
-                "current": not reasons,
-                "reasons": reasons,
+                "current": not known,
+                "reasons": known,
             },
         )
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -56,18 +57,26 @@ def _abandon(process: subprocess.Popen[str]) -> None:
         process.communicate(timeout=1)
 
 
-def bounded(function: Callable[[], T], timeout_seconds: float) -> T | None:
-    """The function's value, or None when it has not ended in time or raised an OSError.
+def bounded_all(functions: Sequence[Callable[[], T]], timeout_seconds: float) -> list[T | None]:
+    """The functions' values, called all at once; None for one that did not end in time or raised an OSError.
 
     For calls into file systems: a network mount whose server is gone answers never.
     """
-    results: list[T] = []
+    results: list[T | None] = [None] * len(functions)
 
-    def call() -> None:
+    def call(number: int) -> None:
         with contextlib.suppress(OSError):
-            results.append(function())
+            results[number] = functions[number]()
 
-    worker = threading.Thread(target=call, daemon=True)
-    worker.start()
-    worker.join(timeout_seconds)
-    return results[0] if results else None
+    workers = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(len(functions))]
+    for worker in workers:
+        worker.start()
+    end = time.monotonic() + timeout_seconds
+    for worker in workers:
+        worker.join(max(0.0, end - time.monotonic()))
+    return results[:]
+
+
+def bounded(function: Callable[[], T], timeout_seconds: float) -> T | None:
+    """The function's value, or None when it has not ended in time or raised an OSError."""
+    return bounded_all([function], timeout_seconds)[0]

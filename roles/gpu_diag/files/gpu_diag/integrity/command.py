@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     running = store.begin("integrity", "start", "each GPU", identity, started) if store else None
     try:
         results = _check_all(arguments, seed, box)
-    except exits.CouldNotRunError:
+    except (exits.CouldNotRunError, KeyboardInterrupt):
         if running is not None:
             running.abandon()
         raise

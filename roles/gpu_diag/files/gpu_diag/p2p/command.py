@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_diag import exits
-from gpu_diag.evidence import Evidence, EvidenceStore, Json, Tool, evidence_of, timestamp
+from gpu_diag.evidence import Evidence, EvidenceStore, Json, Run, Tool, evidence_of, timestamp
 from gpu_diag.output import print_evidence
 from gpu_diag.present import present_identity
 
 if TYPE_CHECKING:
-    from gpu_diag.devices.protocol import Devices
+    from gpu_diag.devices.protocol import Device, Devices
+    from gpu_diag.p2p.child import Offer
+    from gpu_diag.p2p.child import Run as ProbeRun
+    from gpu_diag.p2p.plan import Step
+    from gpu_diag.p2p.verdict import Judgement
 
 P2P_TOOL_VERSION = "1.0.0"
 _ROUNDS = 2
@@ -39,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--evidence", metavar="DIR", help="folder of evidence to write the document to")
     parser.add_argument("--json", action="store_true", help="print the evidence document, and nothing else")
+    parser.add_argument(
+        "--control", action="store_true", help="only the control arm: the path through the host's memory"
+    )
     parser.add_argument("--thorough", action="store_true", help=f"{_ROUNDS_THOROUGH} rounds, not {_ROUNDS}")
     parser.add_argument(
         "--step-limit",
@@ -101,88 +108,153 @@ def recover(store: EvidenceStore, identity: Json) -> None:
 
 
 def _check(arguments: argparse.Namespace, seed: int, identity: Json, store: EvidenceStore | None) -> Evidence:
-    from gpu_diag.p2p.child import Offer, run_in_child
-    from gpu_diag.p2p.plan import SIZES, Step, estimated_seconds, make_plan
-    from gpu_diag.p2p.verdict import judge
-    from gpu_diag.p2p.words import WORD_BYTES, choose_nonces
-
-    is_slow = arguments.simulate or arguments.runtime == "cuda"
-    rounds = _ROUNDS_THOROUGH if arguments.thorough else 1 if is_slow else _ROUNDS
-
-    def planner(offer: Offer) -> list[Step]:
-        generator = random.Random(seed)
-        nonces = choose_nonces(generator)
-        offered = lambda a, b: (a, b) in offer.access  # noqa: E731 - the set's own question
-        count = len(offer.devices)
-        largest = SIZES[-2] if arguments.runtime == "cuda" else SIZES[-1]
-        return make_plan(count, offered, offer.methods, nonces, generator, rounds, offer.arena_words, largest)
+    from gpu_diag.p2p.child import run_in_child
 
     started = datetime.now(UTC)
-    running = store.begin("p2p", "start", "all GPUs", identity, started) if store else None
+    kind = "control" if arguments.control else "p2p"
+    running = None
     if store is not None:
         recover(store, identity)
-
-    def on_step(number: int, count: int, step: Step) -> None:
-        pairs = ", ".join(f"{m.source}→{m.destination}" for m in step.messages)
-        if running is not None:
-            running.enter(f"{step.mode} {step.how} {pairs}")
-        if not arguments.json and sys.stderr.isatty():
-            sys.stderr.write(f"\r\033[K{number + 1} of {count}: {step.mode}, {step.how}, {pairs}")
-
-    opener = _opener(arguments, seed, rounds)
+        running = store.begin(kind, "start", "all GPUs", identity, started)
+    opener, planner = _opener(arguments, seed), _planner(arguments, seed)
     try:
-        done = run_in_child(opener, planner, arguments.step_limit, on_step)
-    except exits.CouldNotRunError:
+        done = run_in_child(opener, planner, arguments.step_limit, _teller(arguments, running))
+    except (exits.CouldNotRunError, KeyboardInterrupt):
         if running is not None:
             running.abandon()
         raise
     finally:
-        if not arguments.json and sys.stderr.isatty():
+        if _shows_progress(arguments):
             sys.stderr.write("\r\033[K")
-    if done.offer is None:
-        raise exits.CouldNotRunError("the process that opens the devices died: run it with --json to see why")
+    evidence = _evidence(arguments, seed, identity, started, done)
+    if running is not None:
+        running.finish(evidence)
+    return evidence
+
+
+def _rounds(arguments: argparse.Namespace) -> int:
+    if arguments.thorough:
+        return _ROUNDS_THOROUGH
+    return 1 if arguments.simulate or arguments.runtime == "cuda" else _ROUNDS
+
+
+def _planner(arguments: argparse.Namespace, seed: int) -> Callable[[Offer], list[Step]]:
+    from gpu_diag.p2p.plan import SIZES, make_plan
+    from gpu_diag.p2p.words import choose_nonces
+
+    def plan(offer: Offer) -> list[Step]:
+        generator = random.Random(seed)
+        return make_plan(
+            devices=len(offer.devices),
+            offered=lambda a, b: (a, b) in offer.access and not arguments.control,
+            methods=offer.methods,
+            nonces=choose_nonces(generator),
+            generator=generator,
+            rounds=_rounds(arguments),
+            arena_words=offer.arena_words,
+            largest=SIZES[-2] if arguments.runtime == "cuda" else SIZES[-1],
+        )
+
+    return plan
+
+
+def _shows_progress(arguments: argparse.Namespace) -> bool:
+    return not arguments.json and sys.stderr.isatty()
+
+
+def _teller(arguments: argparse.Namespace, running: Run | None) -> Callable[[int, int, Step], None]:
+    """Tells of each step: to the journal before it begins, and to whoever watches."""
+
+    def tell(number: int, count: int, step: Step) -> None:
+        pairs = ", ".join(f"{message.source}→{message.destination}" for message in step.messages)
+        if running is not None:
+            running.enter(f"{step.mode} {step.how} {pairs}")
+        if _shows_progress(arguments):
+            sys.stderr.write(f"\r\033[K{number + 1} of {count}: {step.mode}, {step.how}, {pairs}")
+
+    return tell
+
+
+def _evidence(
+    arguments: argparse.Namespace, seed: int, identity: Json, started: datetime, done: ProbeRun
+) -> Evidence:
+    from gpu_diag.p2p.verdict import judge, judge_control
+
     offer = done.offer
-    judgement = judge(len(offer.devices), lambda a, b: (a, b) in offer.access, done.results, done.ending)
-    details: Json = {
-        "devices": [
-            {"name": d.name, "uuid": d.uuid, "serial": d.serial, "pci_address": d.pci_address}
-            for d in offer.devices
-        ],
-        "pairs": [pair.document() for pair in judgement.pairs],
-        "classes": list(judgement.classes),
-        "landed": [
-            {"owner": owner, "distance_bytes": distance, "sampled_words": count}
-            for (owner, distance), count in judgement.landed.most_common(20)
-        ],
-        "control_words": sum(result.step.words for result in done.results if result.step.mode == "control"),
-        "words": sum(result.step.words for result in done.results if result.step.mode != "control"),
-        "planned_bytes": sum(step.words for step in done.steps) * WORD_BYTES,
-        "planned_seconds": round(estimated_seconds(done.steps, len(offer.devices)), 1),
-        "steps": len(done.steps),
-        "seed": seed,
-        "simulated": arguments.simulate,
-    }
-    evidence = Evidence(
+    if offer is None:
+        raise exits.CouldNotRunError(
+            "the process that opened the devices died: the driver or torch crashed, see the kernel log"
+        )
+    if arguments.control:
+        judgement = judge_control(len(offer.devices), done.results, done.ending)
+    else:
+        access = offer.access
+        judgement = judge(len(offer.devices), lambda a, b: (a, b) in access, done.results, done.ending)
+    return Evidence(
         tool=Tool("p2p_check", P2P_TOOL_VERSION, os.environ.get("GPU_DIAG_IMAGE_DIGEST") or None),
         started_at=timestamp(started),
         finished_at=timestamp(datetime.now(UTC)),
         identity=identity,
         verdict=judgement.verdict,
         class_=judgement.class_,
-        details=details,
+        details={
+            **_details(judgement, done, identity),
+            "seed": seed,
+            "simulated": arguments.simulate,
+            "runtime": "cpu" if arguments.cpu else arguments.runtime,
+        },
         evidence=judgement.evidence,
         remediation=remediation(judgement.verdict, judgement.class_),
     )
-    if running is not None:
-        running.finish(evidence)
-    return evidence
 
 
-def _opener(arguments: argparse.Namespace, seed: int, rounds: int) -> Callable[[], Devices]:
+def _details(judgement: Judgement, done: ProbeRun, identity: Json) -> Json:
+    from gpu_diag.p2p.plan import estimated_seconds
+    from gpu_diag.p2p.words import WORD_BYTES
+
+    devices = done.offer.devices if done.offer is not None else ()
+    modes = [(result.step.mode, result.step.words) for result in done.results]
+    return {
+        "devices": [_described(device, identity) for device in devices],
+        "pairs": [pair.document() for pair in judgement.pairs],
+        "classes": list(judgement.classes),
+        "landed": [
+            {"owner": owner, "distance_bytes": distance, "sampled_words": count}
+            for (owner, distance), count in judgement.landed.most_common(20)
+        ],
+        "control_words": sum(words for mode, words in modes if mode == "control"),
+        "words": sum(words for mode, words in modes if mode != "control"),
+        "planned_bytes": sum(step.words for step in done.steps) * WORD_BYTES,
+        "planned_seconds": round(estimated_seconds(done.steps, len(devices)), 1),
+        "steps": len(done.steps),
+    }
+
+
+def _described(device: Device, identity: Json) -> Json:
+    """A device, with what only the identity knows of it: whichever of UUID and address is there finds it."""
+    gpus = identity.get("gpus")
+    known: Json = next(
+        (
+            gpu
+            for gpu in (gpus if isinstance(gpus, list) else [])
+            if (device.uuid and gpu.get("uuid") == device.uuid)
+            or (device.pci_address and gpu.get("pci_address") == device.pci_address)
+        ),
+        {},
+    )
+    return {
+        "name": device.name,
+        "uuid": device.uuid or known.get("uuid"),
+        "serial": device.serial or known.get("serial"),
+        "pci_address": device.pci_address or known.get("pci_address"),
+    }
+
+
+def _opener(arguments: argparse.Namespace, seed: int) -> Callable[[], Devices]:
     if arguments.simulate is not None:
         from gpu_diag.devices.simulation import simulated_machine
 
-        machine = simulated_machine(arguments.simulate, seed, arguments.devices, rounds)
+        machine = simulated_machine(arguments.simulate, seed, arguments.devices, _rounds(arguments))
         return lambda: machine
     if arguments.runtime == "cuda":
         from gpu_diag.devices.cuda_runtime import open_runtime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from gpu_diag.p2p.classify import Cause, page_multiple
@@ -105,6 +105,15 @@ def judge(
     verdict, class_, classes = _verdict(pairs.values(), control, ending, devices)
     sentences = (*_control_sentences(control), *_sentences(pairs.values(), ending), *_landing(landed))
     return Judgement(verdict, class_, classes, tuple(pairs.values()), landed, sentences)
+
+
+def judge_control(devices: int, results: Sequence[StepResult], ending: Ending) -> Judgement:
+    """The verdict on the path through the host's memory alone."""
+    judgement = judge(devices, lambda a, b: False, results, ending)
+    if judgement.verdict != "not_applicable" or devices < 2:
+        return replace(judgement, pairs=())
+    sentences = tuple(_control_sentences(results))
+    return replace(judgement, verdict="clean", class_=None, pairs=(), evidence=sentences)
 
 
 def _count(result: StepResult, pairs: dict[Pair, PairFacts], certain: Set[Cause]) -> None:

@@ -90,6 +90,29 @@ def first_nonfinite(block: Bytes, encoding: Encoding, scratch: Bytes) -> int | N
     return int((exponents == mask).argmax()) if exponents.max() == mask else None
 
 
+class Screen:
+    """Says fast whether a buffer holds only finite values: its views are made once, not for each block."""
+
+    def __init__(self, encoding: Encoding, buffer: Bytes, scratch: Bytes) -> None:
+        self._size = buffer.size
+        self._width = encoding.word_bytes
+        self._values, self._scratch = words(buffer, encoding), words(scratch, encoding)
+        self._single = encoding.exponent is None
+        pattern = encoding.nan_only if encoding.exponent is None else encoding.exponent
+        self._pattern = self._values.dtype.type(pattern or 0)
+
+    def is_finite(self, length: int) -> bool:
+        """Whether the first ``length`` bytes of the buffer hold only finite values."""
+        values, scratch = self._values, self._scratch
+        if length != self._size:
+            values, scratch = values[: length // self._width], scratch[: length // self._width]
+        if self._single:
+            np.bitwise_xor(values, self._pattern, out=scratch)
+            return bool(np.minimum.reduce(scratch) != 0)
+        np.bitwise_and(values, self._pattern, out=scratch)
+        return bool(np.maximum.reduce(scratch) != self._pattern)
+
+
 def first_nan(block: Bytes, encoding: Encoding) -> int | None:
     """Index of the first word that is NaN (infinities pass), or None."""
     if block.size == 0 or not encoding.can_be_nonfinite:

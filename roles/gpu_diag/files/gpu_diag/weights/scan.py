@@ -14,6 +14,7 @@ from gpu_diag.weights.encodings import (
     BLOCK_BYTES,
     Bytes,
     Encoding,
+    Screen,
     first_nan,
     first_nonfinite,
     first_not_positive,
@@ -64,6 +65,7 @@ class Blocks:
         self._buffer: Bytes = np.empty(BLOCK_BYTES, np.uint8)
         self._view = self._buffer.data
         self.scratch: Bytes = np.empty(BLOCK_BYTES, np.uint8)
+        self._screens: dict[Encoding, Screen] = {}
 
     def read(self, begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
         """Offset and bytes of each block of ``[begin, end)``; each is valid until the next is taken.
@@ -73,21 +75,29 @@ class Blocks:
         offset = begin
         while offset < end:
             length = min(BLOCK_BYTES, end - offset)
-            block = self._view[:length]
-            self._fill(block, offset)
+            block = self._view if length == BLOCK_BYTES else self._view[:length]
+            count = os.preadv(self._descriptor, [block], offset)
+            if count != length:
+                self._fill(block[count:], offset + count, count)
             for digest in self._hashes:
                 digest.update(block)
             self._progress(length)
-            yield offset, self._buffer[:length]
+            yield offset, self._buffer if length == BLOCK_BYTES else self._buffer[:length]
             offset += length
 
-    def _fill(self, block: memoryview, offset: int) -> None:
-        filled = 0
-        while filled < len(block):
-            count = os.preadv(self._descriptor, [block[filled:]], offset + filled)
+    def screen(self, encoding: Encoding) -> Screen:
+        """The fast look at the block that was read last."""
+        if encoding not in self._screens:
+            self._screens[encoding] = Screen(encoding, self._buffer, self.scratch)
+        return self._screens[encoding]
+
+    def _fill(self, block: memoryview, offset: int, count: int) -> None:
+        """The rest of a block of which only a part came at once."""
+        while len(block):
             if count == 0:
                 raise OSError(0, "it became shorter while it was read")
-            filled += count
+            count = os.preadv(self._descriptor, [block], offset)
+            block, offset = block[count:], offset + count
 
 
 def hash_range(blocks: Blocks, begin: int, end: int) -> None:
@@ -105,14 +115,21 @@ def scan(
     """
     faults: list[Fault] = []
     for tensor in tensors:
-        rule = rules[tensor.name]
-        fault = None
-        for offset, block in blocks.read(tensor.begin, tensor.end):
-            if fault is None and rule is not None:
-                fault = _fault_in(block, offset, rule, blocks.scratch, file, tensor)
+        fault = _scan_tensor(blocks, file, tensor, rules[tensor.name])
         if fault is not None and len(faults) < MOST_FAULTS_OF_A_FILE:
             faults.append(fault)
     return faults
+
+
+def _scan_tensor(blocks: Blocks, file: str, tensor: Tensor, rule: Rule | None) -> Fault | None:
+    fault = None
+    screen = blocks.screen(rule.encoding) if rule is not None and rule.encoding.can_be_nonfinite else None
+    for offset, block in blocks.read(tensor.begin, tensor.end):
+        if fault is not None or rule is None:
+            continue  # read on for the hash
+        if rule.positive or (screen is not None and not screen.is_finite(block.size)):
+            fault = _fault_in(block, offset, rule, blocks.scratch, file, tensor)
+    return fault
 
 
 def _fault_in(
