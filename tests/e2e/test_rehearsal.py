@@ -91,9 +91,9 @@ def cosine(left: list[float], right: list[float]) -> float:
 
 
 def test_embeddings(deployed: Deployed, client: openai.OpenAI) -> None:
-    data = client.embeddings.create(model="minilm", input=["cat", "kitten", "revenue"]).data
+    sentences = ["A cat sits on the mat.", "A kitten rests on the rug.", "Quarterly revenue grew."]
+    data = client.embeddings.create(model="minilm", input=sentences).data
     cat, kitten, revenue = (item.embedding for item in data)
-
     assert cosine(cat, kitten) > 0.5
     assert abs(cosine(cat, revenue)) < 0.2
 
@@ -114,7 +114,7 @@ def test_an_unknown_model_is_404_and_wakes_nothing(deployed: Deployed, client: o
 
 
 def wakes() -> float:
-    return metric("frontdoor_wakes_total", service="text")
+    return metric("frontdoor_transitions_total", service="text", transition="wake")
 
 
 def test_a_request_wakes_a_sleeping_engine_once(deployed: Deployed, client: openai.OpenAI) -> None:

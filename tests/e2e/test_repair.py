@@ -83,13 +83,3 @@ def test_the_next_run_repairs_exactly_what_was_altered(
     renewed = {name for name in after if before.get(name) != after[name]}
     assert renewed == {container_name(service) for service in new_containers}
     assert deployed.box.succeed("rehearse").changed == 0
-
-
-def test_changing_one_service_restarts_that_service_alone(deployed: Deployed) -> None:
-    before = container_ids()
-    settings = deployed.box.folder / "inventory" / "rehearsal" / "host_vars" / "localhost.yml"
-    settings.parent.mkdir()
-    settings.write_text("---\nvllm_service_environment:\n  VLLM_CPU_KVCACHE_SPACE: 1\n")
-    deployed.box.succeed("rehearse", "--check")
-    settings.unlink()
-    assert container_ids() == before

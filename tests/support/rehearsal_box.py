@@ -21,7 +21,9 @@ PORT = 20000 + 100 * (zlib.crc32(INSTANCE.encode()) % 200)
 ENDPOINT = f"http://127.0.0.1:{PORT}"
 ADMIN = f"http://127.0.0.1:{PORT + 10}"
 COMMAND_TIMEOUT_SECONDS = 1800
-CHANGE = re.compile(r"^\s*- '?((?:container|directory|file|network|registry|secret)\b.*?)'?$", re.MULTILINE)
+CHANGE = re.compile(
+    r"^\s+(?:msg: )?'?((?:container|directory|file|network|registry|secret) \S+: .*?)'?$", re.MULTILINE
+)
 TASK = re.compile(r"^TASK \[(.+?)\] \*+$")
 
 

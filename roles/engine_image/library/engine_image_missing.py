@@ -24,6 +24,13 @@ options:
     type: list
     elements: dict
     required: true
+  made:
+    description: >-
+      Images that earlier tasks of this run have made. In check mode they only would have: this keeps an image
+      that two recipes stand on from being predicted twice.
+    type: list
+    elements: str
+    default: []
 author: vllm-frontdoor
 """
 
@@ -42,10 +49,10 @@ missing:
 """
 
 
-def present_from_the_top(docker: Docker, steps: list[Step]) -> set[str]:
-    """The highest image that is there; nothing below it matters."""
+def present_from_the_top(docker: Docker | None, steps: list[Step], made: list[str]) -> set[str]:
+    """The highest image that is there; nothing below it matters. Without Docker only `made` counts."""
     for step in reversed(steps):
-        if image_id(docker.image(step.reference)) is not None:
+        if step.reference in made or (docker and image_id(docker.image(step.reference)) is not None):
             return {step.reference}
     return set()
 
@@ -56,6 +63,7 @@ def main() -> None:
         argument_spec={
             "docker_host": {"type": "str", "default": ""},
             "steps": {"type": "list", "elements": "dict", "required": True},
+            "made": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -65,7 +73,8 @@ def main() -> None:
     if unreachable is not None and not module.check_mode:
         module.fail_json(msg=unreachable)
     try:
-        present = set() if unreachable is not None else present_from_the_top(docker, steps)
+        answering = docker if unreachable is None else None
+        present = present_from_the_top(answering, steps, module.params["made"])
     except DockerError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, missing=[step.document() for step in to_build(steps, present)])

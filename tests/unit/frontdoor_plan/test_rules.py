@@ -461,8 +461,13 @@ def test_networks_of_others_in_our_pool_are_refused_once(instance: str | None) -
     assert "the Docker network theirs" in refusal.what
 
 
-def test_a_network_of_our_name_that_is_not_ours_is_refused() -> None:
-    networks = [_docker_network("vllm-frontdoor-default-ocr", "172.31.0.0/28", None)]
+def test_a_network_that_somebody_put_in_place_of_ours_is_put_right_and_not_refused() -> None:
+    inside_our_pool = [_docker_network("vllm-frontdoor-default-ocr", "10.213.0.32/28", None)]
+    assert planned(RAW, _changed(BOX, networks=inside_our_pool))
+
+
+def test_a_network_of_our_name_that_is_another_instances_is_refused() -> None:
+    networks = [_docker_network("vllm-frontdoor-default-ocr", "172.31.0.0/28", "default-ocr")]
     assert _only(RAW, _changed(BOX, networks=networks)).where == "vllm_service_services.ocr"
 
 

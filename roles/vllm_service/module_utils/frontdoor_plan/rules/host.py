@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..instance import LABEL_INSTANCE
-from ..model import Desired, Discovered, PortUser, Refusal
+from ..model import Desired, Discovered, DockerNetwork, PortUser, Refusal
 
 
 def check_before_anything(desired: Desired, discovered: Discovered) -> list[Refusal]:
@@ -81,18 +81,12 @@ def _image(discovered: Discovered, reference: str, where: str, what: str) -> Ite
 
 def _networks(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
     pool = desired.instance.network
-    ours = {LABEL_INSTANCE: desired.instance.name}.items()
+    foreign = [network for network in discovered.networks if not _is_ours(network, desired)]
     own_subnets = {
-        subnet
-        for network in discovered.networks
-        if ours <= network.labels.items()
-        for subnet in network.subnets
+        subnet for network in discovered.networks if network not in foreign for subnet in network.subnets
     }
     taken = {
-        (subnet, f"the Docker network {network.name}")
-        for network in discovered.networks
-        if not ours <= network.labels.items()
-        for subnet in network.subnets
+        (subnet, f"the Docker network {network.name}") for network in foreign for subnet in network.subnets
     }
     docker_subnets = own_subnets | {subnet for subnet, _ in taken}
     routes = {
@@ -111,15 +105,24 @@ def _networks(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
     yield from _network_names(desired, discovered)
 
 
+def _is_ours(network: DockerNetwork, desired: Desired) -> bool:
+    """Whether a network is this instance's: by its label or, where somebody replaced it, by its name.
+
+    A network of that name without any label is no reason to refuse: the deployment puts it right.
+    """
+    owner = network.labels.get(LABEL_INSTANCE)
+    names = {desired.instance.network_name(service.name) for service in desired.services}
+    return owner == desired.instance.name or (owner is None and network.name in names)
+
+
 def _network_names(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:
     names = {desired.instance.network_name(service.name): service for service in desired.services}
     for network in discovered.networks:
-        owner = network.labels.get(LABEL_INSTANCE)
-        if network.name in names and owner != desired.instance.name:
+        if network.name in names and not _is_ours(network, desired):
             yield Refusal(
                 where=f"{names[network.name].where}",
                 what=f"The Docker network {network.name} is there and isn't ours.",
-                why=f"It belongs to {'the instance ' + owner if owner else 'somebody else'}.",
+                why=f"It belongs to the instance {network.labels[LABEL_INSTANCE]}.",
                 remedy="Rename the service or the instance (frontdoor_instance).",
             )
 
