@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 
@@ -123,6 +124,11 @@ def test_unknown_model(target: Target) -> None:
     answer = target.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
     assert answer.status_code == 404
     assert "message" in answer.json()["error"]
+
+
+def test_a_body_must_say_that_it_is_json(target: Target) -> None:
+    content = json.dumps({"model": target.model, **CHAT}).encode()
+    assert target.post("/v1/chat/completions", content=content).status_code == 400
 
 
 def test_log_probabilities_for_the_canary(target: Target) -> None:

@@ -216,6 +216,8 @@ class StandIn:
             self.brain.end()
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
+        if request.content_type != "application/json":
+            raise _bad_request("Unsupported Media Type: Only 'application/json' is allowed")
         try:
             body = await request.json()
         except ValueError:

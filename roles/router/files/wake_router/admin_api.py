@@ -31,9 +31,10 @@ from wake_router.admin_contract import (
 )
 from wake_router.clock import Clock
 from wake_router.events import Events
-from wake_router.executor import Executor, OrderError, OrderTimeoutError
+from wake_router.executor import Executor
 from wake_router.lifecycle import RESTING, Depth, ServiceState
 from wake_router.metrics import Metrics
+from wake_router.orders import OrderError, Orders, OrderTimeoutError
 from wake_router.registry import RegistryError, Service
 from wake_router.settings import Settings, SettingsError
 
@@ -69,8 +70,9 @@ def admin_app(
     app.middleware("http")(guard)
     _add_error_handlers(app)
     _add_reading_routes(app, executor, clock, metrics)
-    _add_order_routes(app, settings, executor)
-    _add_maintenance_routes(app, settings, executor)
+    orders = Orders(executor, clock)
+    _add_order_routes(app, settings, executor, orders)
+    _add_maintenance_routes(app, settings, executor, orders)
     _add_event_stream(app, events)
 
     @app.post("/admin/reload")
@@ -189,18 +191,18 @@ def _add_reading_routes(app: FastAPI, executor: Executor, clock: Clock, metrics:
         return {"status": "ok"}
 
 
-def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> None:
+def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor, orders: Orders) -> None:
     async def order(name: str, depth: Depth, timeout_seconds: float | None) -> OrderDone:
         longest = settings.admin_wait_max_seconds
         with _known(name):
             if depth is not Depth.AWAKE and executor.pinned(name):
                 raise AdminRequestError(409, f"Service '{name}' is pinned awake; order unpin first.")
-            state = await executor.order(name, depth, min(timeout_seconds or longest, longest))
+            state = await orders.order(name, depth, min(timeout_seconds or longest, longest))
             return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
 
     async def pin(name: str, pinned: bool) -> OrderDone:
         with _known(name):
-            await executor.pin(name, pinned)
+            await orders.pin(name, pinned)
             return OrderDone(service=name, depth=executor.state(name).depth, pinned=executor.pinned(name))
 
     @app.post("/admin/services/{name}/wake")
@@ -230,22 +232,22 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor) -> N
         return await pin(name, False)
 
 
-def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor) -> None:
+def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor, orders: Orders) -> None:
     @app.post("/admin/services/{name}/drain")
     async def drain(name: str, deadline: Seconds = 120.0, limit: Seconds = 3600.0) -> ParkedDone:
         with _known(name):
-            return _parked(name, await executor.drain(name, deadline, limit))
+            return _parked(name, await orders.drain(name, deadline, limit))
 
     @app.post("/admin/services/{name}/maintenance")
     async def maintenance(name: str, limit: Seconds = 3600.0) -> ParkedDone:
         with _known(name):
-            return _parked(name, executor.begin_maintenance(name, limit))
+            return _parked(name, orders.begin_maintenance(name, limit))
 
     @app.post("/admin/services/{name}/prove")
     async def prove(name: str, timeout: Timeout = None) -> ProofDone:  # noqa: ASYNC109
         longest = settings.admin_wait_max_seconds
         with _known(name):
-            proof = await executor.prove(name, min(timeout or longest, longest))
+            proof = await orders.prove(name, min(timeout or longest, longest))
             return ProofDone(
                 service=name, depth=proof.state.depth, canary=proof.canary, level_2=proof.level_2
             )

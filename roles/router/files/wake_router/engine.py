@@ -198,7 +198,12 @@ class Engine:
     ) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._timeouts.connect)
         try:
-            async with self._session.request(method, url, json=body, timeout=timeout) as response:
+            # The session adds no headers by itself, and vLLM refuses a body whose type isn't told.
+            content = None if body is None else json.dumps(body).encode()
+            headers = None if body is None else {"Content-Type": "application/json"}
+            async with self._session.request(
+                method, url, data=content, headers=headers, timeout=timeout
+            ) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnreachableError(f"Nobody answers at {url}: {error}") from None

@@ -17,7 +17,7 @@ import aiohttp
 
 from wake_router import lifecycle, scheduler, transitions, waits
 from wake_router.clock import Clock
-from wake_router.engine import Engine, EngineError, Timeouts
+from wake_router.engine import Engine, Timeouts
 from wake_router.events import Events
 from wake_router.explain import explain
 from wake_router.guardian import Guardian, Intervals
@@ -26,19 +26,12 @@ from wake_router.lifecycle import (
     AbandonTransition,
     CutInFlight,
     Depth,
-    Distrusted,
-    DrainOrdered,
     Effect,
     Event,
     Forward,
     Hold,
     HoldEnded,
-    MaintenanceEnded,
-    MaintenanceOrdered,
     Observed,
-    Ordered,
-    OrderWithdrawn,
-    PinChanged,
     Presence,
     Record,
     Refusal,
@@ -55,7 +48,7 @@ from wake_router.lifecycle import (
     TransitionFailed,
     TransitionSucceeded,
 )
-from wake_router.memory import Memory, MemoryStore
+from wake_router.memory import MemoryStore, level_2_verdict
 from wake_router.metrics import Metrics
 from wake_router.notebook import ServiceNotebook
 from wake_router.registry import Registry, Service
@@ -63,8 +56,6 @@ from wake_router.scheduler import Fleet, Member
 from wake_router.settings import MIB, Settings
 
 TICK_SECONDS: Final = 0.2
-CUT_SECONDS: Final = 5.0
-"""How long requests that are cut have to leave."""
 
 
 class RefusedError(Exception):
@@ -80,21 +71,13 @@ class RefusedError(Exception):
         self.stopping = stopping
 
 
-class OrderError(Exception):
-    """A person's order couldn't be carried out; the message is a sentence."""
-
-
-class OrderTimeoutError(OrderError):
-    """It wasn't done in the time given."""
-
-
 class Lease:
     """The right to have one request in flight at a service. Must be released."""
 
     __slots__ = ("_executor", "_handle", "_released", "epoch", "held_seconds", "service", "when_cut")
 
     def __init__(
-        self, executor: Executor, service: str, handle: _Handle, epoch: int, held_seconds: float
+        self, executor: Executor, service: str, handle: Handle, epoch: int, held_seconds: float
     ) -> None:
         self._executor = executor
         self._handle = handle
@@ -117,17 +100,8 @@ def _ignore(reason: str) -> None:
     """What happens to a request that can't be cut yet: it ends by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What `prove` found, in words."""
-
-    state: ServiceState
-    canary: str
-    level_2: str
-
-
 @dataclass(slots=True)
-class _Handle:
+class Handle:
     """What the executor keeps for one service beside its pure state."""
 
     service: Service
@@ -163,7 +137,7 @@ class Executor:
         self._events = events
         self._metrics = metrics
         self._fleet = Fleet()
-        self._handles: dict[str, _Handle] = {}
+        self._handles: dict[str, Handle] = {}
         self._names: dict[str, Service] = {}
         self._cordoned: frozenset[str] = frozenset()
         self._ticker: asyncio.Task[None] | None = None
@@ -186,6 +160,10 @@ class Executor:
     def state(self, name: str) -> ServiceState:
         """A service's state; raises KeyError when there is no such service."""
         return self._fleet.members[name].state
+
+    def handle(self, name: str) -> Handle:
+        """What belongs to a service beside its state; raises KeyError for an unknown one."""
+        return self._handles[name]
 
     def last_wake_seconds(self, name: str) -> float | None:
         """How long the last successful wake took; None before the first."""
@@ -239,15 +217,15 @@ class Executor:
             return Member(policy=policy, devices=devices, state=state), "moved to another address"
         return Member(policy=policy, devices=devices, state=state), "changed" if before != service else ""
 
-    def _new_handle(self, service: Service) -> _Handle:
+    def _new_handle(self, service: Service) -> Handle:
         notebook = ServiceNotebook(service.name, self._intents, self._memories, self._events)
         notebook.when_learned = lambda: self._refresh_policy(service.name)
-        handle = _Handle(service, self._engine(service), notebook)
+        handle = Handle(service, self._engine(service), notebook)
         self._forget_other_definitions(handle)
         handle.observer = self._watch(service, handle)
         return handle
 
-    def _forget_other_definitions(self, handle: _Handle) -> None:
+    def _forget_other_definitions(self, handle: Handle) -> None:
         memory = handle.notebook.memory
         known = memory.for_definition(f"{handle.service.definition} {handle.service.model}")
         if known is not memory:
@@ -259,14 +237,14 @@ class Executor:
             changed = replace(member, policy=self._policy(handle))
             self._fleet = replace(self._fleet, members={**self._fleet.members, name: changed})
 
-    def _policy(self, handle: _Handle) -> lifecycle.Policy:
+    def _policy(self, handle: Handle) -> lifecycle.Policy:
         service, settings = handle.service, self._settings
         sleep, offload = service.idle_sleep_seconds, service.idle_offload_seconds
         return lifecycle.Policy(
             idle_sleep_seconds=settings.idle_sleep_seconds if sleep is None else sleep,
             idle_offload_seconds=settings.idle_offload_seconds if offload is None else offload,
             pinned=service.pin,
-            level_2_allowed=level_2_verdict(service, handle.notebook.memory)[0],
+            level_2_allowed=level_2_verdict(service.allow_level_2, handle.notebook.memory)[0],
             held_max=settings.held_max,
             cordoned=not self._cordoned.isdisjoint(service.devices),
         )
@@ -286,7 +264,7 @@ class Executor:
         self._drop_tasks(handle)
         self._refuse_all(handle, self._fleet.members[name].state, "the service has been removed")
 
-    def _drop_tasks(self, handle: _Handle) -> None:
+    def _drop_tasks(self, handle: Handle) -> None:
         for task in (handle.observer, handle.transition):
             if task is not None:
                 task.cancel()
@@ -321,7 +299,7 @@ class Executor:
         for name in list(self._handles):
             with contextlib.suppress(TimeoutError):
                 left = max(0.0, end - self._clock.monotonic())
-                await self._until(name, lambda state: not state.in_flight, left)
+                await self.until(name, lambda state: not state.in_flight, left)
         for handle in self._handles.values():
             for lease in list(handle.leases):
                 lease.when_cut("the router stops")
@@ -370,7 +348,7 @@ class Executor:
         self._metrics.held_seconds.labels(name).observe(held_seconds)
         return Lease(self, name, handle, epoch, held_seconds)
 
-    def _require_room(self, name: str, handle: _Handle, size: int) -> None:
+    def _require_room(self, name: str, handle: Handle, size: int) -> None:
         """Refuse a body for which there is no room among those that wait; raises RefusedError."""
         here = handle.held_bytes + size
         everywhere = sum(each.held_bytes for each in self._handles.values()) + size
@@ -378,7 +356,7 @@ class Executor:
             reason = f"the bodies that wait fill {everywhere // MIB} MiB already"
             raise RefusedError(self.state(name), reason, Refusal.QUEUE_FULL)
 
-    async def _wait_held(self, name: str, handle: _Handle, arrived: float, wished: float | None) -> int:
+    async def _wait_held(self, name: str, handle: Handle, arrived: float, wished: float | None) -> int:
         """Wait for the release; returns the service's epoch at that moment."""
         ready = handle.held[-1]
         try:
@@ -410,7 +388,7 @@ class Executor:
         depth = waits.depth_to_wake_from(state)
         return until_repair + waits.estimated_wake_seconds(depth, self.waits, samples, elapsed)
 
-    def _stop_waiting(self, name: str, handle: _Handle, ready: asyncio.Future[int]) -> None:
+    def _stop_waiting(self, name: str, handle: Handle, ready: asyncio.Future[int]) -> None:
         """A held request leaves; if it had just been released, it counts as in flight and ends."""
         if not ready.done():
             handle.held.remove(ready)
@@ -418,7 +396,7 @@ class Executor:
         elif ready.exception() is None:
             self.end_request(name, handle)
 
-    def end_request(self, name: str, handle: _Handle) -> None:
+    def end_request(self, name: str, handle: Handle) -> None:
         """The last byte of a request's response is out."""
         if self._handles.get(name) is handle:
             self._dispatch(name, RequestEnded())
@@ -434,93 +412,7 @@ class Executor:
         look = await handle.engine.look() if handle is not None else None
         return look is not None and look.asleep is False and look.incarnation == self.state(name).incarnation
 
-    # ---- orders of people
-
-    async def order(self, name: str, depth: Depth, timeout_seconds: float) -> ServiceState:
-        """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service."""
-        self._dispatch_known(name, Ordered(depth))
-        try:
-            await self._until(name, lambda state: state.ordered is not depth, timeout_seconds)
-        except TimeoutError:
-            self._dispatch(name, OrderWithdrawn())
-            state = self.state(name)
-            busy = f" {state.in_flight} requests are in flight." if state.in_flight else ""
-            raise OrderTimeoutError(
-                f"Service '{name}' is {state.depth}, and not {depth} within {timeout_seconds:g} s.{busy}"
-            ) from None
-        state = self.state(name)
-        if not lifecycle.at_least_as_deep(state.depth, depth) or state.conditions & lifecycle.REPAIR:
-            raise OrderError(f"Service '{name}' is {state.depth}, not {depth}: {state.reason}")
-        return state
-
-    async def pin(self, name: str, pinned: bool) -> None:
-        """Keep a service awake, or let it sleep again; raises KeyError for an unknown service."""
-        notebook = self._handles[name].notebook
-        self._dispatch(name, PinChanged(pinned))
-        await notebook.learn(replace(notebook.memory, pinned=pinned))
-
-    async def drain(self, name: str, deadline_seconds: float, limit_seconds: float) -> ServiceState:
-        """Hold new requests until maintenance ends, let those in flight end, and cut what hasn't by the
-        deadline.
-
-        Raises KeyError for an unknown service.
-        """
-        now = self._clock.monotonic()
-        until = now + deadline_seconds
-        self._dispatch_known(name, DrainOrdered(until, until + limit_seconds))
-        # Requests that are cut still need a moment to leave.
-        await self._until(name, lambda state: not state.in_flight, deadline_seconds + CUT_SECONDS)
-        return self.state(name)
-
-    def begin_maintenance(self, name: str, limit_seconds: float) -> ServiceState:
-        """Hold requests and leave the engine alone; raises KeyError for an unknown service."""
-        self._dispatch_known(name, MaintenanceOrdered(self._clock.monotonic() + limit_seconds))
-        return self.state(name)
-
-    async def prove(self, name: str, timeout_seconds: float) -> Proof:
-        """Show that a service may be trusted, record what is still missing for that, and end its maintenance.
-
-        Raises OrderError, or KeyError for an unknown service.
-        """
-        end = self._clock.monotonic() + timeout_seconds
-        handle = self._handles[name]
-        # Maintenance usually replaced the engine a moment ago: don't take the old one for the new one.
-        await self._look_now(name, handle)
-        await self._order_until(name, Depth.AWAKE, end)
-        word = await self._prove_answers(name, handle)
-        trusted, reason = level_2_verdict(handle.service, handle.notebook.memory)
-        earn = handle.service.allow_level_2 == "auto" and not trusted
-        if earn and handle.notebook.memory.canary is not None and not handle.notebook.memory.level_2_broken:
-            await self._order_until(name, Depth.OFFLOADED, end)
-            await self._order_until(name, Depth.AWAKE, end)
-            reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
-        self._dispatch(name, MaintenanceEnded())
-        return Proof(self.state(name), word, reason)
-
-    async def _look_now(self, name: str, handle: _Handle) -> None:
-        epoch = self.state(name).epoch
-        look = await handle.engine.look()
-        if look is not None:
-            self._dispatch(name, Observed(epoch, look.presence, look.incarnation, look.asleep))
-
-    async def _order_until(self, name: str, depth: Depth, end: float) -> None:
-        await self.order(name, depth, max(0.1, end - self._clock.monotonic()))
-
-    async def _prove_answers(self, name: str, handle: _Handle) -> str:
-        """Compare with the canary, or record one from a fresh engine; returns what was done."""
-        state, notebook = self.state(name), handle.notebook
-        try:
-            if notebook.memory.canary is None and state.fresh:
-                await transitions.record_canary(handle.engine, handle.service, notebook)
-                return "recorded" if notebook.memory.canary is not None else "not possible, see the log"
-            expected = notebook.memory.canary
-            problem = await transitions.canary_problem(handle.engine, handle.service, expected)
-        except EngineError as error:
-            raise OrderError(f"Service '{name}' can't be proven: {error}") from None
-        if problem:
-            self._dispatch(name, Distrusted(state.epoch, problem))
-            raise OrderError(f"Service '{name}' is not sound: {problem}")
-        return "matched" if expected is not None else "none is recorded, since the engine isn't fresh"
+    # ---- for people
 
     def cordon(self, device: str, cordoned: bool) -> None:
         """Stop or allow wakes on a device; raises KeyError when no service runs on it."""
@@ -545,15 +437,17 @@ class Executor:
     def explain(self, name: str) -> list[str]:
         """Why a service is as it is, in sentences; raises KeyError for an unknown service."""
         handle = self._handles[name]
-        reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
+        reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
         return explain(self._fleet, name, self._clock.monotonic(), reason)
 
-    def _dispatch_known(self, name: str, event: Event) -> None:
+    def dispatch(self, name: str, event: Event) -> None:
+        """Apply an event to a service; raises KeyError for an unknown one."""
         if name not in self._handles:
             raise KeyError(name)
         self._dispatch(name, event)
 
-    async def _until(self, name: str, holds: Callable[[ServiceState], bool], timeout_seconds: float) -> None:
+    async def until(self, name: str, holds: Callable[[ServiceState], bool], timeout_seconds: float) -> None:
+        """Wait for a state; raises TimeoutError, or KeyError for an unknown service."""
         if holds(self.state(name)):
             return
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -635,20 +529,20 @@ class Executor:
                 pass
 
     def _refuse_all(
-        self, handle: _Handle, state: ServiceState, reason: str, *, stopping: bool = False
+        self, handle: Handle, state: ServiceState, reason: str, *, stopping: bool = False
     ) -> None:
         while handle.held:
             handle.held.popleft().set_exception(RefusedError(state, reason, stopping=stopping))
 
     # ---- transitions
 
-    def _begin(self, name: str, handle: _Handle, start: StartTransition) -> None:
+    def _begin(self, name: str, handle: Handle, start: StartTransition) -> None:
         handle.transition_began = self._clock.monotonic()
         task = asyncio.create_task(self._carry_out(name, handle, start))
         task.add_done_callback(lambda done: self._report_crash(name, start, done))
         handle.transition = task
 
-    async def _carry_out(self, name: str, handle: _Handle, start: StartTransition) -> None:
+    async def _carry_out(self, name: str, handle: Handle, start: StartTransition) -> None:
         assignment = transitions.Assignment(
             start,
             handle.service,
@@ -675,7 +569,7 @@ class Executor:
     def _account(
         self,
         name: str,
-        handle: _Handle,
+        handle: Handle,
         start: StartTransition,
         failure: TransitionFailed | None,
         seconds: float,
@@ -698,7 +592,7 @@ class Executor:
 
     # ---- observation
 
-    def _watch(self, service: Service, handle: _Handle) -> asyncio.Task[None]:
+    def _watch(self, service: Service, handle: Handle) -> asyncio.Task[None]:
         name = service.name
         guardian = Guardian(
             service,
@@ -724,19 +618,6 @@ def _moved(state: ServiceState, now: float) -> ServiceState:
         epoch=state.epoch + 1,
         reason="the engine's address has changed",
     )
-
-
-def level_2_verdict(service: Service, memory: Memory) -> tuple[bool, str]:
-    """Whether a timer may discard a service's weights, and why (not)."""
-    if service.allow_level_2 == "always":
-        return True, "allowed by the registry"
-    if service.allow_level_2 == "never":
-        return False, "forbidden by the registry"
-    if memory.level_2_broken is not None:
-        return False, f"it came back broken: {memory.level_2_broken}"
-    if memory.level_2_round_trips:
-        return True, f"proven by {memory.level_2_round_trips} round trips"
-    return False, "not proven yet (order `prove`, or `offload` and `wake` with a canary)"
 
 
 def _intervals(settings: Settings) -> Intervals:

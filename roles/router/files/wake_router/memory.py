@@ -98,3 +98,16 @@ def _parse(document: dict[str, Any]) -> Memory:
 def _parse_answer(document: dict[str, Any]) -> Answer:
     rows = tuple(tuple(float(value) for value in row) for row in document["rows"])
     return Answer(str(document["kind"]), rows, tuple(str(token) for token in document["tokens"]))
+
+
+def level_2_verdict(allowed: str, memory: Memory) -> tuple[bool, str]:
+    """Whether a timer may discard a service's weights, and why (not); `allowed` as in the registry."""
+    if allowed == "always":
+        return True, "allowed by the registry"
+    if allowed == "never":
+        return False, "forbidden by the registry"
+    if memory.level_2_broken is not None:
+        return False, f"it came back broken: {memory.level_2_broken}"
+    if memory.level_2_round_trips:
+        return True, f"proven by {memory.level_2_round_trips} round trips"
+    return False, "not proven yet (order `prove`, or `offload` and `wake` with a canary)"

@@ -1,0 +1,144 @@
+"""What people order: a depth, a pin, a drain, maintenance, a proof. Each waits until it is done, for so
+long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Final
+
+from wake_router import lifecycle, transitions
+from wake_router.clock import Clock
+from wake_router.engine import EngineError
+from wake_router.executor import Executor, Handle
+from wake_router.lifecycle import (
+    Depth,
+    Distrusted,
+    DrainOrdered,
+    MaintenanceEnded,
+    MaintenanceOrdered,
+    Observed,
+    Ordered,
+    OrderWithdrawn,
+    PinChanged,
+    ServiceState,
+)
+from wake_router.memory import level_2_verdict
+
+CUT_SECONDS: Final = 5.0
+"""How long requests that are cut have to leave."""
+
+
+class OrderError(Exception):
+    """A person's order couldn't be carried out; the message is a sentence."""
+
+
+class OrderTimeoutError(OrderError):
+    """It wasn't done in the time given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What `prove` found, in words."""
+
+    state: ServiceState
+    canary: str
+    level_2: str
+
+
+class Orders:
+    """Carries out orders through the executor. All durations in seconds."""
+
+    def __init__(self, executor: Executor, clock: Clock) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    async def order(self, name: str, depth: Depth, timeout_seconds: float) -> ServiceState:
+        """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service."""
+        self._executor.dispatch(name, Ordered(depth))
+        try:
+            await self._executor.until(name, lambda state: state.ordered is not depth, timeout_seconds)
+        except TimeoutError:
+            self._executor.dispatch(name, OrderWithdrawn())
+            state = self._executor.state(name)
+            busy = f" {state.in_flight} requests are in flight." if state.in_flight else ""
+            raise OrderTimeoutError(
+                f"Service '{name}' is {state.depth}, and not {depth} within {timeout_seconds:g} s.{busy}"
+            ) from None
+        state = self._executor.state(name)
+        if not lifecycle.at_least_as_deep(state.depth, depth) or state.conditions & lifecycle.REPAIR:
+            raise OrderError(f"Service '{name}' is {state.depth}, not {depth}: {state.reason}")
+        return state
+
+    async def pin(self, name: str, pinned: bool) -> None:
+        """Keep a service awake, or let it sleep again; raises KeyError for an unknown service."""
+        notebook = self._executor.handle(name).notebook
+        self._executor.dispatch(name, PinChanged(pinned))
+        await notebook.learn(replace(notebook.memory, pinned=pinned))
+
+    async def drain(self, name: str, deadline_seconds: float, limit_seconds: float) -> ServiceState:
+        """Hold new requests until maintenance ends, let those in flight end, and cut what hasn't by the
+        deadline.
+
+        Raises KeyError for an unknown service.
+        """
+        now = self._clock.monotonic()
+        until = now + deadline_seconds
+        self._executor.dispatch(name, DrainOrdered(until, until + limit_seconds))
+        # Requests that are cut still need a moment to leave.
+        with contextlib.suppress(TimeoutError):
+            await self._executor.until(
+                name, lambda state: not state.in_flight, deadline_seconds + CUT_SECONDS
+            )
+        return self._executor.state(name)
+
+    def begin_maintenance(self, name: str, limit_seconds: float) -> ServiceState:
+        """Hold requests and leave the engine alone; raises KeyError for an unknown service."""
+        self._executor.dispatch(name, MaintenanceOrdered(self._clock.monotonic() + limit_seconds))
+        return self._executor.state(name)
+
+    async def prove(self, name: str, timeout_seconds: float) -> Proof:
+        """Show that a service may be trusted, record what is still missing for that, and end its maintenance.
+
+        Raises OrderError, or KeyError for an unknown service.
+        """
+        end = self._clock.monotonic() + timeout_seconds
+        handle = self._executor.handle(name)
+        # Maintenance usually replaced the engine a moment ago: don't take the old one for the new one.
+        await self._look_now(name, handle)
+        await self._order_until(name, Depth.AWAKE, end)
+        word = await self._prove_answers(name, handle)
+        trusted, reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)
+        earn = handle.service.allow_level_2 == "auto" and not trusted
+        if earn and handle.notebook.memory.canary is not None and not handle.notebook.memory.level_2_broken:
+            await self._order_until(name, Depth.OFFLOADED, end)
+            await self._order_until(name, Depth.AWAKE, end)
+            reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
+        self._executor.dispatch(name, MaintenanceEnded())
+        return Proof(self._executor.state(name), word, reason)
+
+    async def _look_now(self, name: str, handle: Handle) -> None:
+        epoch = self._executor.state(name).epoch
+        look = await handle.engine.look()
+        if look is not None:
+            self._executor.dispatch(name, Observed(epoch, look.presence, look.incarnation, look.asleep))
+
+    async def _order_until(self, name: str, depth: Depth, end: float) -> None:
+        await self.order(name, depth, max(0.1, end - self._clock.monotonic()))
+
+    async def _prove_answers(self, name: str, handle: Handle) -> str:
+        """Compare with the canary, or record one from a fresh engine; returns what was done."""
+        state, notebook = self._executor.state(name), handle.notebook
+        try:
+            if notebook.memory.canary is None and state.fresh:
+                await transitions.record_canary(handle.engine, handle.service, notebook)
+                return "recorded" if notebook.memory.canary is not None else "not possible, see the log"
+            expected = notebook.memory.canary
+            problem = await transitions.canary_problem(handle.engine, handle.service, expected)
+        except EngineError as error:
+            raise OrderError(f"Service '{name}' can't be proven: {error}") from None
+        if problem:
+            self._executor.dispatch(name, Distrusted(state.epoch, problem))
+            raise OrderError(f"Service '{name}' is not sound: {problem}")
+        return "matched" if expected is not None else "none is recorded, since the engine isn't fresh"
