@@ -38,9 +38,12 @@ def run(*command: str | Path, **variables: str) -> None:
         raise CheckError(f"'{' '.join(words)}' ended with status {result.returncode}")
 
 
-def python_files(folder: str) -> list[str]:
-    """The Ansible modules and plugins of the roles: scripts that mypy takes one at a time."""
-    return sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob(f"roles/*/{folder}/*.py"))
+def python_files() -> list[str]:
+    """Every Python file that git tracks."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "*.py"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
+    return [name for name in listing.split("\0") if name]
 
 
 def prepare_collections() -> None:
@@ -67,15 +70,7 @@ def lint() -> None:
     prepare_collections()
     run("ruff", "check", ".")
     run("ruff", "format", "--check", ".")
-    run("mypy", "roles/router/files/wake_router", "roles/gpu_diag/files/gpu_diag")
-    run("mypy", "roles/vllm_service/module_utils/frontdoor_plan", "tests/run.py")
-    for script in [
-        *python_files("library"),
-        *python_files("action_plugins"),
-        *python_files("files"),
-        "roles/router/files/vllmctl/vllmctl.py",
-    ]:
-        run("mypy", script)
+    run("mypy", *python_files())
     run("yamllint", "--strict", ".")
     run("ansible-lint")
 

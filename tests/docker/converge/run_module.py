@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import ansible.module_utils  # type: ignore[import-untyped]
+import ansible.module_utils
 from ansible.module_utils import basic
 
 ROLE = Path(__file__).parents[3] / "roles/vllm_service"

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ansible.module_utils  # type: ignore[import-untyped]
+import ansible.module_utils
 import pytest
 import yaml
 

@@ -11,7 +11,7 @@ def register() -> None:
     Only the worker's name is set here: the processes that run no worker need not import it. vLLM may call
     this several times in one process.
     """
-    from vllm.platforms.cpu import CpuPlatform  # type: ignore[import-not-found]
+    from vllm.platforms.cpu import CpuPlatform
 
     original = CpuPlatform.check_and_update_config.__func__
     if getattr(original, "chooses_sleeping_worker", False):

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch  # type: ignore[import-not-found]
-import vllm.model_executor.layers.utils as layer_utils  # type: ignore[import-not-found]
-from vllm.logger import init_logger  # type: ignore[import-not-found]
-from vllm.v1.worker.cpu_worker import CPUWorker  # type: ignore[import-not-found]
+import torch
+import vllm.model_executor.layers.utils as layer_utils
+from vllm.logger import init_logger
+from vllm.v1.worker.cpu_worker import CPUWorker
 
 from frontdoor_cpu_sleep.memory import Region
 from frontdoor_cpu_sleep.sleeper import ModelMemory, Report, Sleeper
