@@ -103,9 +103,9 @@ def started_router(folder: Path, upstream: int) -> Iterator[Router]:
             "allow_level_2": "never",
         }
     )
-    router.start()
-    assert router.order("services/bench/wake").status_code == 200
     try:
+        router.start()
+        assert router.order("services/bench/wake").status_code == 200
         yield router
     finally:
         router.kill()

@@ -54,14 +54,15 @@ def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     router.order("services/text/sleep")
     before = len(engine.calls("/v1")) + len(engine.calls("/wake_up"))
     yield router
-    assert router.status("text")["depth"] == "sleeping"
-    assert len(engine.calls("/v1")) + len(engine.calls("/wake_up")) == before
-    assert router.process is not None
-    assert router.process.poll() is None
-    log = router.log()
-    router.stop()
-    assert "internal_error" not in log
-    assert "Traceback" not in log
+    try:
+        assert router.status("text")["depth"] == "sleeping"
+        assert len(engine.calls("/v1")) + len(engine.calls("/wake_up")) == before
+        assert router.process is not None
+        assert router.process.poll() is None
+    finally:
+        router.stop()
+    assert "internal_error" not in router.log()
+    assert "Traceback" not in router.log()
 
 
 def assert_openai_error(status: int, body: bytes) -> None:

@@ -59,6 +59,17 @@ def test_nan_is_quarantine(engines: Engines, routers: Routers) -> None:
     assert router.status("text")["conditions"] == ["quarantined"]
 
 
+def test_nan_is_seen_without_a_recorded_canary(engines: Engines, routers: Routers) -> None:
+    engine = engines(task="embed")
+    router = routers()
+    router.register(engine.registry_entry())
+    router.start()
+    engine.fault(nan_answers=True)
+    refused = router.order("services/text/wake")
+    assert refused.status_code == 502
+    assert "NaN" in refused.json()["error"]["message"]
+
+
 def test_an_awake_engine_is_asked_now_and_then(engines: Engines, routers: Routers) -> None:
     engine, router = fresh(engines, routers, ROUTER_CANARY_INTERVAL="0.3")
     assert router.order("services/text/prove").json()["canary"] == "recorded"

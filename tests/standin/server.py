@@ -276,7 +276,7 @@ class StandIn:
             choice: dict[str, Any] = {"index": 0, "text": "".join(tokens), "finish_reason": "stop"}
             if body.get("logprobs") is not None or body.get("prompt_logprobs") is not None:
                 choice.update(self._logprobs(body, tokens))
-            return web.json_response({**head, "choices": [choice], "usage": _usage(len(tokens))})
+            return _finite({**head, "choices": [choice], "usage": _usage(len(tokens))})
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
@@ -401,9 +401,7 @@ class StandIn:
                 {"object": "embedding", "index": index, "embedding": self._vector(str(text))}
                 for index, text in enumerate(texts)
             ]
-            return web.json_response(
-                {"object": "list", "model": self.model, "data": data, "usage": _usage(0)}
-            )
+            return _finite({"object": "list", "model": self.model, "data": data, "usage": _usage(0)})
 
     async def _score(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
@@ -436,6 +434,8 @@ class StandIn:
             return web.json_response({"id": "rerank-1", "model": self.model, "results": results})
 
     def _vector(self, text: str) -> list[float]:
+        if self.brain.faults.nan_answers:
+            return [float("nan")] * 16
         salt = "" if self.brain.weights_good else "garbage"
         digest = hashlib.sha256((salt + text).encode()).digest()
         return [(byte - 127.5) / 127.5 for byte in digest[:16]]
@@ -477,6 +477,16 @@ class StandIn:
 
 def _delta(delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+
+
+def _finite(document: dict[str, Any]) -> web.Response:
+    """An answer, or vLLM's 400 when it would hold NaN."""
+    try:
+        text = json.dumps(document, allow_nan=False)
+    except ValueError:
+        message = "Out of range float values are not JSON compliant"
+        return web.json_response(_error(message, "BadRequestError"), status=400)
+    return web.Response(text=text, content_type="application/json")
 
 
 def _usage(tokens: int) -> dict[str, int]:

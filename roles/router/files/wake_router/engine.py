@@ -6,7 +6,9 @@ what `/is_sleeping` says afterwards is. `/sleep` and `/wake_up` take their argum
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,10 +21,15 @@ from wake_router.lifecycle import Presence, Step
 QUICK_SECONDS: Final = 5.0
 """For calls that a healthy engine answers at once."""
 
+RESET_PAUSES_SECONDS: Final = (0.2, 1.0, 2.0)
+"""After each try to reset the prefix cache that didn't work."""
+
 _START_TIME: Final = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 
 _CORRUPTED: Final = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_NOT_FINITE: Final = b"not JSON compliant"
+"""How vLLM 0.32.0 answers (with 400) when its answer would hold NaN."""
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 422, 501})
 
 
@@ -138,6 +145,8 @@ class Engine:
             status, answer = await self._call("POST", f"{self._base_url}{path}", self._timeouts.canary, body)
             if status == 200:
                 return self._read_canary(task, answer)
+            if _NOT_FINITE in answer:
+                return canary.Answer(task, ((math.nan,),))
             if status not in _NOT_OFFERED:
                 raise EngineError(f"the canary's {path} answered {status}: {_excerpt(answer)}")
             refusals.append(f"{path} answered {status}: {_excerpt(answer)}")
@@ -182,10 +191,16 @@ class Engine:
         await self._post("/collective_rpc", seconds, body)
 
     async def _reset_prefix_cache(self) -> None:
-        answer = _json(await self._post("/reset_prefix_cache", self._timeouts.wake))
-        # 200 even when it didn't work; an empty answer says nothing either way.
-        if isinstance(answer, dict) and answer.get("success") is False:
-            raise EngineError("/reset_prefix_cache answered that it did not succeed.")
+        """Once more after a moment where it didn't work: requests that came past the router may hold
+        blocks.
+        """
+        for pause_seconds in RESET_PAUSES_SECONDS:
+            answer = _json(await self._post("/reset_prefix_cache", self._timeouts.wake))
+            # 200 even when it didn't work; an empty answer says nothing either way.
+            if not isinstance(answer, dict) or answer.get("success") is not False:
+                return
+            await asyncio.sleep(pause_seconds)
+        raise EngineError("/reset_prefix_cache answered again and again that it did not succeed.")
 
     async def _post(self, path: str, timeout_seconds: float, body: dict[str, Any] | None = None) -> bytes:
         status, answer = await self._call("POST", f"{self._base_url}{path}", timeout_seconds, body)
