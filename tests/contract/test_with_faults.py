@@ -278,6 +278,7 @@ def test_a_damaged_intent_file_means_offloaded(engines: Engines, routers: Router
     router = routers()
     router.register(engine.registry_entry())
     router.start()
+    router.order("services/text/wake")
     router.order("services/text/sleep")
     router.kill()
     (router.folder / "state/intents/text.json").write_bytes(b"\x00")
