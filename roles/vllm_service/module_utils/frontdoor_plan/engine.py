@@ -28,7 +28,7 @@ _ALWAYS: Mapping[str, str] = {
     "VLLM_SERVER_DEV_MODE": "1",
 }
 
-_CPU_ONLY = ("OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND")
+_CPU_ONLY = ("OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND")
 
 OWNED_ENVIRONMENT: Mapping[str, str] = {
     **{name: f"the plan sets it to {value} for every service" for name, value in _ALWAYS.items()},
@@ -167,6 +167,9 @@ def _cpu_environment(placement: Placement, plan: Plan) -> dict[str, str]:
     cores = [core for device in placement.devices for core in device.cores]
     return {
         "OMP_NUM_THREADS": str(len(cores)),
+        # Log-probabilities are compiled at the first request for them, against headers of Python that the
+        # image doesn't have: that ends the engine's core (vLLM 0.27.1 and 0.32.0).
+        "TORCHDYNAMO_DISABLE": "1",
         # The container's cpuset binds already; vLLM's own binding would count cores that it doesn't have.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": str(plan.cpu_kv_cache_gib if cache is None else int(cache)),
