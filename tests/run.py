@@ -85,6 +85,11 @@ def gate() -> None:
     run(sys.executable, "-m", "pytest", "tests/gate")
 
 
+def contract() -> None:
+    """The router against the stand-in engine, in the dialects of two vLLM versions."""
+    run(sys.executable, "-m", "pytest", "tests/contract")
+
+
 def e2e() -> None:
     """The rehearsal box: real engines, real clients, from a clean copy of this repository."""
     run(sys.executable, "-m", "pytest", "tests/e2e")
@@ -122,6 +127,7 @@ STAGES: dict[str, Callable[[], None]] = {
     "lint": lint,
     "unit": unit,
     "gate": gate,
+    "contract": contract,
     "e2e": e2e,
     "docker": docker,
     "molecule": molecule,
