@@ -20,6 +20,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCKER_HOST = "unix:///run/vllm-frontdoor-test/docker.sock"
 
+REHEARSAL = Path("/opt/vllm-frontdoor/rehearsal")
 COLLECTIONS = REPOSITORY / ".cache" / "collections"
 # community.docker connects molecule to its machines; ansible.posix and the other are what it needs.
 NEEDED_COLLECTIONS = ("ansible/posix", "community/docker", "community/library_inventory_filtering_v1")
@@ -114,13 +115,22 @@ def molecule() -> None:
 
 @contextmanager
 def docker_daemon() -> Iterator[None]:
-    """A Docker daemon for the tests alone; what the tests leave on it and beside it goes with it."""
-    run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=started")
+    """A Docker daemon for the tests alone; what they leave on it and beside it goes with it.
+
+    Raises CheckError where a rehearsal is on the machine: the tests would take its folders away.
+    """
+    if REHEARSAL.exists():
+        raise CheckError(
+            f"{REHEARSAL} belongs to a rehearsal, which the tests would remove: ./box rehearse --purge"
+        )
     try:
+        run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=started")
         yield
     finally:
-        run("./box", "rehearse", "--purge")
-        run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=absent")
+        try:
+            run("./box", "rehearse", "--purge")
+        finally:
+            run("ansible-playbook", "-i", "localhost,", "tests/daemon.yml", "-e", "daemon_state=absent")
 
 
 STAGES: dict[str, Callable[[], None]] = {

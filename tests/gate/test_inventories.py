@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,11 @@ ANSIBLE_PLAYBOOK = Path(sys.executable).parent / "ansible-playbook"
 INVENTORIES = {
     "inventory/rehearsal": (
         "localhost",
-        {"limit": 0.88, "services": ["embed", "text"], "instance": "rehearsal"},
+        {"limit": 0.88, "services": ["embed", "text"], "instance": "rehearsal", "idle": 15},
     ),
     "inventory/hosts.example.yml": (
         "gpu-box-1",
-        {"limit": 0.88, "services": ["embed", "ocr", "text"], "instance": None},
+        {"limit": 0.88, "services": ["embed", "ocr", "text"], "instance": None, "idle": 15},
     ),
 }
 OUTSIDE = """\
@@ -68,19 +69,20 @@ def test_an_outside_inventory_brings_its_own_values(tmp_path: Path) -> None:
     (own / "group_vars" / "all.yml").write_text("vllm_service_memory_limit: 0.5\n")
     (own / "group_vars" / "gpu_boxes.yml").write_text("vllm_service_services: {mine: {}}\n")
     values = arriving(own / "hosts.yml", "elsewhere", tmp_path)
-    assert values == {"limit": 0.5, "services": ["mine"], "instance": None}
+    assert values == {"limit": 0.5, "services": ["mine"], "instance": None, "idle": None}
 
 
 def test_the_worked_example_of_the_readme(tmp_path: Path) -> None:
     """A host's value wins over group_vars, and the command line over both."""
     copy = tmp_path / "repository"
-    (copy / "group_vars" / "all").mkdir(parents=True)
-    (copy / "group_vars" / "all" / "policy.yml").write_text("vllm_service_memory_limit: 0.88\n")
+    shutil.copytree(REPOSITORY / "group_vars", copy / "group_vars")
     (copy / "inventory" / "host_vars").mkdir(parents=True)
     (copy / "inventory" / "group_vars").symlink_to("../group_vars")
-    (copy / "inventory" / "hosts.yml").write_text(OUTSIDE)
-    (copy / "inventory" / "host_vars" / "elsewhere.yml").write_text("vllm_service_memory_limit: 0.70\n")
     inventory = copy / "inventory" / "hosts.yml"
-    assert arriving(inventory, "elsewhere", tmp_path)["limit"] == 0.70
-    once = arriving(inventory, "elsewhere", tmp_path, "-e", '{"vllm_service_memory_limit": 0.60}')
-    assert once["limit"] == 0.60
+    shutil.copyfile(REPOSITORY / "inventory" / "hosts.example.yml", inventory)
+    assert arriving(inventory, "gpu-box-1", tmp_path)["idle"] == 15
+    own = copy / "inventory" / "host_vars" / "gpu-box-1.yml"
+    own.write_text("router_idle_sleep_minutes: 60\n")
+    assert arriving(inventory, "gpu-box-1", tmp_path)["idle"] == 60
+    once = arriving(inventory, "gpu-box-1", tmp_path, "-e", "router_idle_sleep_minutes=5")
+    assert int(once["idle"]) == 5

@@ -22,7 +22,7 @@ from wake_router.metrics import Metrics
 from wake_router.openai_errors import AnswerError, model_not_found, router_failed
 from wake_router.proxy import Exchange, Receive, Scope, Send
 from wake_router.registry import Service
-from wake_router.surface import REALTIME, Route, Where, find_route
+from wake_router.surface import HEALTH_PATH, REALTIME, Route, Where, find_route
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -184,6 +184,8 @@ class PublicApi:
             self._metrics.request_seconds.labels(service).observe(now - account.began)
         if account.error is not None:
             self._metrics.refusals.labels(account.error).inc()
+        if exchange.scope["path"] == HEALTH_PATH and status == 200:
+            return  # asked every few seconds by the container's health check
         first = exchange.first_byte_at
         self._events.emit(
             "request",

@@ -62,7 +62,8 @@ _POSTS: Final = {
 }
 """Paths by which engines are asked, and the tasks whose engines have them (vLLM 0.32.0)."""
 
-_GETS: Final = {"/v1/models": Route(Where.MODELS, ""), "/health": Route(Where.HEALTH, "")}
+HEALTH_PATH: Final = "/health"
+_GETS: Final = {"/v1/models": Route(Where.MODELS, ""), HEALTH_PATH: Route(Where.HEALTH, "")}
 _MODEL: Final = re.compile(r"/v1/models/(.+)")
 _RESPONSE: Final = re.compile(r"/v1/responses/([A-Za-z0-9_.-]{1,128})(/cancel)?")
 _TRICKS: Final = re.compile(rb"%(?:2[ef5]|5c|00)|\\", re.IGNORECASE)
