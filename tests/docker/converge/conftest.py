@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 RUNNER = Path(__file__).parent / "run_module.py"
+DOCKER_HOST = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 IMAGE = "converge-test-busybox:1"
 OTHER_IMAGE = "converge-test-busybox:2"
 APPLETS = ("sh", "sleep", "httpd", "wget", "echo", "cat", "test", "true")
@@ -81,7 +82,7 @@ class Box:
         self.services["embed"]["networks"] = {"embed": {"ipv4_address": f"10.214.{subnet}.34"}}
         self.environment_files = {"text": "MODEL=a\n", "embed": "MODEL=b\n"}
         self.files: dict[str, dict[str, Any]] = {"registry/registry.json": {"content": '{"services": []}\n'}}
-        self.options: dict[str, Any] = {"healthy_timeout_seconds": 30}
+        self.options: dict[str, Any] = {"healthy_timeout_seconds": 30, "docker_host": DOCKER_HOST}
 
     def name(self, service: str) -> str:
         return f"{self.instance}-{service}"

@@ -24,7 +24,7 @@ _TOKEN_BYTES = 32
 
 
 def engines(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
-    """Parameters for the engines' project, once the router's has made the folders of the instance."""
+    """Parameters for the engines' project."""
     root = plan.instance.root
     paths = [path for path in rendering.files if path.startswith("engines/")]
     return {
@@ -48,11 +48,9 @@ def router(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]
         **_common(plan, rendering.router, desired),
         "files": _files(rendering, [ROUTER_COMPOSE, ROUTER_ENVIRONMENT, REGISTRY]),
         "directories": [
-            _folder(root),
             _folder(f"{root}/router", mode="0750"),
             _folder(f"{root}/registry"),
             _folder(f"{root}/secrets", mode="0750", group=gid),
-            _folder(state),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
         ],
         "secrets": [
