@@ -61,6 +61,10 @@ changes:
   type: list
   elements: str
   sample: ["container vllm-frontdoor-rehearsal-text: removed"]
+last_instance:
+  description: Whether no other instance is on the machine.
+  returned: success
+  type: bool
 """
 
 DOCKER_TIMEOUT_SECONDS = 120
@@ -165,7 +169,7 @@ def main() -> None:
         changes += remove_folders(folders, module.check_mode)
     except (DockerError, OSError) as error:
         module.fail_json(msg=f"The instance '{module.params['instance']}' is not fully removed: {error}")
-    module.exit_json(changed=bool(changes), changes=changes)
+    module.exit_json(changed=bool(changes), changes=changes, last_instance=not others)
 
 
 if __name__ == "__main__":

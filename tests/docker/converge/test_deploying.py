@@ -105,7 +105,7 @@ def test_a_failing_container_is_reported_with_its_log_and_the_others_come_up(fre
     fresh_box.services["text"]["command"] = [
         "sh",
         "-c",
-        "for n in 1 2 3; do echo line $$n; done; echo bad >&2; exit 3",
+        "exec 2>&1; for n in 1 2 3; do echo line $$n; done; echo bad >&2; exit 3",
     ]
     fresh_box.services["embed"]["healthcheck"] |= {
         "test": ["CMD", "sh", "-c", "exit 1"],
@@ -407,6 +407,7 @@ def test_through_ansible(fresh_box: Box) -> None:
                 "ANSIBLE_LIBRARY": str(ROLE / "library"),
                 "ANSIBLE_MODULE_UTILS": str(ROLE / "module_utils"),
                 "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
             },
             capture_output=True,
             text=True,
