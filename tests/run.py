@@ -33,7 +33,7 @@ class CheckError(Exception):
 def run(*command: str | Path, **variables: str) -> None:
     """Run one command in the repository with its output shown; raises CheckError."""
     words = [str(word) for word in command]
-    print(f"+ {' '.join(words)}", flush=True)
+    print(f"+ {' '.join(words)[:200]}", flush=True)
     result = subprocess.run(words, cwd=REPOSITORY, env={**os.environ, **variables}, check=False)
     if result.returncode:
         raise CheckError(f"'{' '.join(words)}' ended with status {result.returncode}")
