@@ -11,8 +11,10 @@ import pytest
 from rehearsal_box import REPOSITORY, Deployed
 
 README = (REPOSITORY / "README.md").read_text()
-COMMAND = re.compile(r"(?:\./box|ansible-playbook)\b[^`\n]*")
-COMMANDS = sorted(set(COMMAND.findall(README)) - {"./box"})
+BLOCKS = "".join(re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+QUOTED = "\n".join(re.findall(r"`([^`\n]+)`", README))
+COMMAND = re.compile(r"^(?:\./box|ansible-playbook) .*$", re.MULTILINE)
+COMMANDS = sorted({*COMMAND.findall(BLOCKS), *COMMAND.findall(QUOTED)})
 RUN_ELSEWHERE = {
     "./box rehearse --down": "test_teardown.py",
     "./box rehearse --purge": "tests/removal/test_purge.py",
