@@ -39,11 +39,11 @@ def desireds(draw: st.DrawFn) -> pure.Desired:
     )
     paths = (
         pure.DesiredPath("directory", "/state", "/state", 0o755, 0, 0),
-        pure.DesiredPath("file", "registry/r.json", "/root/registry/r.json", 0o644, 0, 0, "content"),
-        pure.DesiredPath("secret", "token", "/root/token", 0o640, 0, 5),
+        pure.DesiredPath("file", "registry/r.json", "/opt/box/registry/r.json", 0o644, 0, 0, "content"),
+        pure.DesiredPath("secret", "token", "/opt/box/token", 0o640, 0, 5),
     )
     reload = draw(st.sampled_from([None, pure.DesiredReload("registry/", "text")]))
-    return pure.Desired("box-engines", "box", "/root", paths, services, networks, reload)
+    return pure.Desired("box-engines", "box", "/opt/box", paths, services, networks, reload)
 
 
 PATHS = st.builds(
@@ -92,7 +92,7 @@ def boxes(draw: st.DrawFn) -> tuple[pure.Desired, pure.Observed]:
         ),
     )
     if draw(st.booleans()):
-        observed = replace(observed, paths={**observed.paths, "/root/old.env": pure.PathStatus("file")})
+        observed = replace(observed, paths={**observed.paths, "/opt/box/old.env": pure.PathStatus("file")})
     return desired, observed
 
 
