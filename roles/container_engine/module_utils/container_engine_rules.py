@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 DOCKER_AT_LEAST = (20, 10)
 COMPOSE_AT_LEAST = (2, 18)
-DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 # Debian 12 carries only Compose v1 (docker-compose 1.29), which is of no use here.
 _DEBIAN_WITH_COMPOSE_V2 = 13
