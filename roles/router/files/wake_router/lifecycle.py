@@ -84,8 +84,8 @@ BACK_OFF_MAX_SECONDS: Final = 3600.0
 FAILURES_UNTIL_FAILED: Final = 4
 """After so many failures in a row a service is `failed`: still retried, at least hourly, and on order."""
 MEMORY_RETRIES: Final = 3
-"""How often a wake that failed for lack of device memory is tried again before it counts as failed. What it has
-mapped until then stays mapped (vLLM 0.27.1 to 0.32.0), so more tries make it worse, not better."""
+"""How often a wake that failed for lack of device memory is tried again before it counts as failed. What it
+has mapped until then stays mapped (vLLM 0.27.1 to 0.32.0), so more tries make it worse, not better."""
 
 
 def steps_of(transition: Transition, from_depth: Depth) -> tuple[Step, ...]:
@@ -764,8 +764,8 @@ def _transition_failed(state: ServiceState, policy: Policy, event: Event, now: f
 
 
 def _ran_out_of_memory(state: ServiceState, event: TransitionFailed, now: float) -> Outcome:
-    """Not the engine's fault: it is tried again when neighbours have made room. How far it got isn't known, so
-    its canary has to prove it then.
+    """Not the engine's fault: it is tried again when neighbours have made room. How far it got isn't known,
+    so its canary has to prove it then.
     """
     state = replace(
         state,
@@ -838,7 +838,9 @@ def _drain_ordered(state: ServiceState, policy: Policy, event: Event, now: float
 def _maintenance_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     assert isinstance(event, MaintenanceOrdered)
     conditions = (state.conditions - PARKED) | {Condition.MAINTENANCE}
-    return replace(state, conditions=conditions, maintenance_until=event.until), (RememberParked(event.until),)
+    return replace(state, conditions=conditions, maintenance_until=event.until), (
+        RememberParked(event.until),
+    )
 
 
 def _maintenance_end_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -864,6 +866,8 @@ def _observed(state: ServiceState, policy: Policy, event: Event, now: float) -> 
         return _engine_left(state, event.presence, now)
     if event.incarnation is None:
         return state, ()
+    if state.incarnation is None and event.epoch != state.epoch:
+        return state, ()  # a look that began before the engine left
     if event.incarnation != state.incarnation:
         return _engine_appeared(state, policy, event, now) if event.asleep is not None else (state, ())
     if event.epoch == state.epoch and event.asleep and state.depth is Depth.AWAKE:
@@ -923,7 +927,7 @@ def _engine_appeared(state: ServiceState, policy: Policy, event: Observed, now: 
     record = _remembered(state)
     is_new = record.incarnation != event.incarnation if record else state.seen_booting
     belief = believed_depth(record, event.incarnation, bool(event.asleep), is_new, policy.reload_trusted)
-    depth, reason = belief.depth, belief.reason
+    depth = belief.depth
     if is_new and depth is Depth.AWAKE and (state.suspect or _repairing(state)):
         belief = Belief(depth, "a new engine process after a failure", proven=False)
     suspicion: frozenset[Condition] = frozenset() if belief.proven else frozenset({Condition.UNPROVEN})
@@ -993,11 +997,11 @@ def believed_depth(
 def _uncertain(reason: str, asleep: bool, reload_trusted: bool) -> Belief:
     """What to believe when nothing is certain.
 
-    With `allow_level_2: never` a reload may itself break the model, and this router never discards its weights:
-    most probably they are whole. But somebody else may have discarded them, and the engine's own gauge of the
-    level lies after a second /sleep (vLLM 0.27.1 to 0.32.0). So it is woken as from level 1, and serves only if
-    its canary says so; where there is nothing to compare with, a new process is the one thing that is certain
-    (`transitions` fails the proof then, and the launcher restarts it).
+    With `allow_level_2: never` a reload may itself break the model, and this router never discards its
+    weights: most probably they are whole. But somebody else may have discarded them, and the engine's own
+    gauge of the level lies after a second /sleep (vLLM 0.27.1 to 0.32.0). So it is woken as from level 1, and
+    serves only if its canary says so; where there is nothing to compare with, a new process is the one thing
+    that is certain (`transitions` fails the proof then, and the launcher restarts it).
     """
     if reload_trusted:
         return Belief(Depth.OFFLOADED, reason)

@@ -99,7 +99,7 @@ def _make_room(fleet: Fleet, needy: str, now: float) -> tuple[Fleet, tuple[Addre
 
 
 def longest_idle_neighbour(fleet: Fleet, needy: str) -> str | None:
-    """Which awake service that shares a device with `needy` nobody has asked for the longest; None: no such."""
+    """Which awake service on a device of `needy` nobody has asked for the longest; None: there is none."""
     devices = fleet.members[needy].devices
     idle = [
         (member.state.last_activity, name)
