@@ -10,6 +10,7 @@ from .model import Desired, Plan
 from .render import (
     ADMIN_TOKEN,
     LAUNCHER,
+    LAUNCHER_TOKENS,
     REGISTRY,
     ROUTER_COMPOSE,
     ROUTER_ENVIRONMENT,
@@ -44,6 +45,7 @@ def router(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]
     """Parameters for the router's project. The router's own user gets what it reads, and no more."""
     root, state = plan.instance.root, plan.instance.state
     uid, gid = str(plan.router.uid), str(plan.router.gid)
+    launchers = [f"{LAUNCHER_TOKENS}/{placement.service.name}" for placement in plan.placements]
     return {
         **_common(plan, rendering.router, desired),
         "files": _files(rendering, [ROUTER_COMPOSE, ROUTER_ENVIRONMENT, REGISTRY]),
@@ -51,10 +53,12 @@ def router(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]
             _folder(f"{root}/router", mode="0750"),
             _folder(f"{root}/registry"),
             _folder(f"{root}/secrets", mode="0750", group=gid),
+            *(_folder(f"{root}/{path}", mode="0750", group=gid) for path in (LAUNCHER_TOKENS, *launchers)),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
         ],
         "secrets": [
-            {"path": ADMIN_TOKEN, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
+            {"path": path, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
+            for path in (ADMIN_TOKEN, *(f"{folder}/token" for folder in launchers))
         ],
         "reload": {
             "url": f"{admin_url(plan)}/admin/reload",

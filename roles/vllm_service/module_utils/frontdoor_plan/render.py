@@ -34,6 +34,7 @@ ROUTER_ENVIRONMENT = "router/router.env"
 REGISTRY = "registry/registry.json"
 LAUNCHER = "launcher/launcher.py"
 ADMIN_TOKEN = "secrets/admin-token"
+LAUNCHER_TOKENS = "secrets/launchers"
 
 _LOGGING = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
 _STOP_GRACE_PERIOD = "60s"
@@ -173,6 +174,12 @@ def _engine(plan: Plan, placement: Placement, environment: str, launcher: str) -
                 _bind(service.path, engine.model_mount(service), read_only=True),
                 _bind(f"{plan.instance.root}/launcher", "/launcher", read_only=True),
                 _bind(LOCKS, "/locks", read_only=False),
+                # A token of its own: an engine must not be able to order another one's restart.
+                _bind(
+                    f"{plan.instance.root}/{LAUNCHER_TOKENS}/{service.name}",
+                    "/launcher-token",
+                    read_only=True,
+                ),
             ],
             "networks": {service.name: {"ipv4_address": address}},
             **_debug_port(plan, placement),
