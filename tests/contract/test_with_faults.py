@@ -71,7 +71,7 @@ def test_the_wake_belongs_to_the_service(engines: Engines, routers: Routers) -> 
         router.chat("text", timeout=0.2)
     wait_until(lambda: router.status("text")["held"] == 0)
     router.wait_for("text", "awake")
-    assert engine.calls("/v1/chat") == []
+    assert engine.served("/v1/chat") == []
 
 
 def test_hold_deadline(engines: Engines, routers: Routers) -> None:
@@ -190,7 +190,7 @@ def test_a_connection_that_breaks_is_tried_once_more(engines: Engines, routers: 
     router.order("services/text/wake")
     engine.fault(drop=["/v1/chat/completions"])
     assert router.chat("text").status_code == 502
-    assert len(engine.calls("/v1/chat")) == 2
+    assert len(engine.served("/v1/chat")) == 2
 
 
 def test_a_request_waits_for_an_engine_that_boots(engines: Engines, routers: Routers) -> None:
@@ -335,7 +335,7 @@ def test_a_moved_service_is_found_at_its_new_address(engines: Engines, routers: 
     router.register(second.registry_entry())
     assert router.order("reload").json()["changes"] == ["service text: moved to another address"]
     assert router.chat("text").status_code == 200
-    assert len(second.calls("/v1/chat")) == 1
+    assert len(second.served("/v1/chat")) == 1
 
 
 def test_graceful_stop(engines: Engines, routers: Routers) -> None:

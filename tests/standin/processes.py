@@ -65,6 +65,7 @@ class Engine:
     dialect: str = "0.32.0"
     boot_seconds: float = 0.0
     device: str = "cpu:left"
+    vision: bool = False
     with_launcher: bool = True
     token_file: Path | None = None
     """Given: it runs under the real launcher, which takes orders with this token."""
@@ -77,6 +78,7 @@ class Engine:
         command = [sys.executable, "-m", "tests.standin.server", "--port", str(self.port)]
         command += ["--model", self.model, "--task", self.task, "--dialect", self.dialect]
         command += ["--device", self.device, "--boot-seconds", str(self.boot_seconds)]
+        command += ["--vision"] if self.vision else []
         if self.token_file is not None:
             command = [*self._launcher_command(self.token_file), *command]
         elif self.with_launcher:
@@ -121,6 +123,11 @@ class Engine:
     def calls(self, path: str) -> list[str]:
         """The calls of paths that begin so, in order."""
         return [call["path"] for call in self.state()["calls"] if call["path"].startswith(path)]
+
+    def served(self, path: str) -> list[str]:
+        """The same without the router's own questions."""
+        calls = [call for call in self.state()["calls"] if not call["canary"]]
+        return [call["path"] for call in calls if call["path"].startswith(path)]
 
     def registry_entry(self, **changes: Any) -> dict[str, Any]:
         """The service as the registry describes it."""
