@@ -31,6 +31,9 @@ def test_a_cordon(engines: Engines, routers: Routers, damaged: bool) -> None:
     router.start()
     router.wait_for("text", "sleeping")
     assert cordoned(router) == ["cpu:left"]
+    shown = HTTP.get(f"{router.admin}/metrics").text
+    assert 'frontdoor_device_cordoned{device="cpu:left"} 1.0' in shown
+    assert 'frontdoor_condition{condition="quarantined",service="text"} 0.0' in shown
     assert router.chat("text").status_code == 503
     assert engine.calls("/wake_up") == []
     assert router.order("devices/cpu:left/uncordon").status_code == 200

@@ -183,10 +183,8 @@ def _add_reading_routes(app: FastAPI, executor: Executor, clock: Clock, metrics:
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
-        counts = [
-            (service.name, state.depth, state.in_flight, state.held) for service, state in executor.services()
-        ]
-        return Response(metrics.show(counts), media_type="text/plain; version=0.0.4")
+        states = [(service.name, state) for service, state in executor.services()]
+        return Response(metrics.show(states, executor.cordoned), media_type="text/plain; version=0.0.4")
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

@@ -81,6 +81,7 @@ from wake_router.wishes import (
 
 __all__ = [
     "BACK_OFF_MAX_SECONDS",
+    "MEMORY_RETRIES",
     "PARKED",
     "REPAIR",
     "RESTING",
@@ -532,7 +533,8 @@ def _engine_appeared(state: ServiceState, policy: Policy, event: Observed, now: 
     is_new = record.incarnation != event.incarnation if record else state.seen_booting
     belief = believed_depth(record, event.incarnation, bool(event.asleep), is_new, policy.reload_trusted)
     depth = belief.depth
-    if is_new and depth is Depth.AWAKE and (state.suspect or repairing(state)):
+    distrusted = state.suspect or repairing(state) or (record is not None and not record.proven)
+    if is_new and depth is Depth.AWAKE and distrusted:
         belief = Belief(depth, "a new engine process after a failure", proven=False)
     suspicion: frozenset[Condition] = frozenset() if belief.proven else frozenset({Condition.UNPROVEN})
     state = replace(

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from wake_router.lifecycle import Depth
+from wake_router.lifecycle import Condition, Depth, ServiceState
 
 _WAKE_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 600, 1800)
 _REQUEST_BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1200)
@@ -70,6 +70,15 @@ class Metrics:
             ["service", "depth"],
             registry=self.registry,
         )
+        self.condition = Gauge(
+            "frontdoor_condition",
+            "1 for a condition that a service is in: draining, maintenance, quarantined, ...",
+            ["service", "condition"],
+            registry=self.registry,
+        )
+        self.cordoned = Gauge(
+            "frontdoor_device_cordoned", "1 for a device that is cordoned", ["device"], registry=self.registry
+        )
         self.depth_seconds = Counter(
             "frontdoor_depth_seconds",
             "Time spent at each depth",
@@ -77,13 +86,17 @@ class Metrics:
             registry=self.registry,
         )
 
-    def show(self, services: Iterable[tuple[str, Depth, int, int]]) -> bytes:
-        """The exposition text, for (service, depth, in flight, held) as they are now."""
-        for gauge in (self.in_flight, self.held, self.depth):
+    def show(self, services: Iterable[tuple[str, ServiceState]], cordoned: Iterable[str]) -> bytes:
+        """The exposition text, for the services and the cordoned devices as they are now."""
+        for gauge in (self.in_flight, self.held, self.depth, self.condition, self.cordoned):
             gauge.clear()
-        for name, depth, in_flight, held in services:
-            self.in_flight.labels(name).set(in_flight)
-            self.held.labels(name).set(held)
-            for each in Depth:
-                self.depth.labels(name, each.value).set(each is depth)
+        for name, state in services:
+            self.in_flight.labels(name).set(state.in_flight)
+            self.held.labels(name).set(state.held)
+            for depth in Depth:
+                self.depth.labels(name, depth.value).set(depth is state.depth)
+            for condition in Condition:
+                self.condition.labels(name, condition.value).set(condition in state.conditions)
+        for device in cordoned:
+            self.cordoned.labels(device).set(1)
         return generate_latest(self.registry)
