@@ -20,7 +20,8 @@ module: gpu_diag_weights
 short_description: Check the weights of models inside the engine's image
 description:
   - Runs the probe C(gpu_diag weights) for each model folder that has no evidence, or whose files are not
-    those any more that the evidence speaks of (size, time of change, inode). A second run changes nothing.
+    those any more that the evidence speaks of (size, time of change, inode), or where C(allow) is another.
+    A second run changes nothing.
   - A verdict C(failed) does not fail the task - the plan decides what a verdict is good for - but a probe
     that could not be run does.
 options:
@@ -49,6 +50,11 @@ options:
     description: Read all files again, also those that did not change.
     type: bool
     default: false
+  allow:
+    description: Names of tensors (shell patterns) in which infinities or scales of zero are meant so.
+    type: list
+    elements: str
+    default: []
   timeout_seconds:
     description: How long one model's probe may take, in seconds.
     type: int
@@ -92,6 +98,7 @@ def main() -> None:
             "package": {"type": "path", "required": True},
             "docker_host": {"type": "str", "default": ""},
             "rehash": {"type": "bool", "default": False},
+            "allow": {"type": "list", "elements": "str", "default": []},
             "timeout_seconds": {"type": "int", "default": 7200},
             "io_timeout_seconds": {"type": "int", "default": 120},
         },
