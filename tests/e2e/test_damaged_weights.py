@@ -154,12 +154,9 @@ def outcome(deployed: Deployed) -> Iterator[Outcome]:
         made = {name: damage(folders[name]) for name, damage in DAMAGES.items()}
         shard(folders["none"])
         services = {
-            name: {
-                "slot": slot, "model": f"damaged-{name}", "task": "embed", "devices": ["right"],
-                "memory_fraction": 0.1,
-            }
+            name: {"slot": slot, "model": f"damaged-{name}", "task": "embed", "devices": ["right"]}
             for slot, name in enumerate(folders, 11)
-        }  # fmt: skip
+        }
         before = container_ids()
         variables = json.dumps({"vllm_service_services": services})
         yield Outcome(deployed.box.refuse("rehearse", "-e", variables), made, folders, before)
