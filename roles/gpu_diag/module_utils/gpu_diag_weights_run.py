@@ -36,6 +36,7 @@ class Setting:
     rehash: bool
     timeout_seconds: float
     io_timeout_seconds: int
+    allow: Sequence[str] = ()
     docker: Sequence[str] = ("docker",)
 
 
@@ -55,15 +56,19 @@ def needs(folders: Sequence[str], setting: Setting) -> list[Need]:
     """
     found = documents(setting.evidence, "weights", [])
     newest = {str(model_of(document)): document for document in newest_of_each(found, model_of)}
-    return [_need(os.path.normpath(Path(folder).absolute()), newest, setting.rehash) for folder in folders]
+    return [_need(os.path.normpath(Path(folder).absolute()), newest, setting) for folder in folders]
 
 
-def _need(folder: str, newest: Mapping[str, Json], rehash: bool) -> Need:
+def _need(folder: str, newest: Mapping[str, Json], setting: Setting) -> Need:
     document = newest.get(folder)
     if document is None:
         return Need(folder, ("it was not probed yet",), None)
-    if rehash:
+    if setting.rehash:
         return Need(folder, ("all of it is to be read again (gpu_diag_rehash)",), document)
+    if _allowed(document) != sorted(set(setting.allow)):
+        return Need(
+            folder, ("other tensors may hold infinities or scales of zero (gpu_diag_allow)",), document
+        )
     reasons = bounded(partial(_reasons, folder, document), _FILE_SYSTEM_SECONDS)
     if reasons is None:
         raise ProbeError(
@@ -71,6 +76,12 @@ def _need(folder: str, newest: Mapping[str, Json], rehash: bool) -> Need:
             "gpu_diag_models names it"
         )
     return Need(folder, tuple(reasons), document)
+
+
+def _allowed(document: Json) -> list[str]:
+    details = document.get("details")
+    allowed = details.get("allowed") if isinstance(details, dict) else None
+    return sorted(map(str, allowed)) if isinstance(allowed, list) else []
 
 
 def _reasons(folder: str, document: Json) -> list[str]:
@@ -125,7 +136,8 @@ def command(folder: str, setting: Setting, image_id: str) -> list[str]:
         *(part for volume in volumes for part in ("--mount", volume)),
         "--entrypoint", "python3", image_id,
         "-m", "gpu_diag", "weights", "--json", "--evidence", evidence,
-        "--io-timeout", str(setting.io_timeout_seconds), *(["--rehash"] if setting.rehash else []), folder,
+        "--io-timeout", str(setting.io_timeout_seconds), *(["--rehash"] if setting.rehash else []),
+        *(f"--allow={pattern}" for pattern in setting.allow), "--", folder,
     ]  # fmt: skip
 
 
