@@ -49,6 +49,12 @@ options:
     description: Read all files again, also those that did not change.
     type: bool
     default: false
+  staged:
+    description: >-
+      Where the files of the model (only one then) lie for now; the evidence speaks of the folder in C(models),
+      to which they are moved afterwards. Empty when they are there already.
+    type: path
+    default: ""
   timeout_seconds:
     description: How long one model's probe may take, in seconds.
     type: int
@@ -92,6 +98,7 @@ def main() -> None:
             "package": {"type": "path", "required": True},
             "docker_host": {"type": "str", "default": ""},
             "rehash": {"type": "bool", "default": False},
+            "staged": {"type": "path", "default": ""},
             "timeout_seconds": {"type": "int", "default": 7200},
             "io_timeout_seconds": {"type": "int", "default": 120},
         },

@@ -36,6 +36,8 @@ class Setting:
     rehash: bool
     timeout_seconds: float
     io_timeout_seconds: int
+    # Where the files of the one folder lie until they are put in their place; empty: they are there.
+    staged: str = ""
     docker: Sequence[str] = ("docker",)
 
 
@@ -55,16 +57,16 @@ def needs(folders: Sequence[str], setting: Setting) -> list[Need]:
     """
     found = documents(setting.evidence, "weights", [])
     newest = {str(model_of(document)): document for document in newest_of_each(found, model_of)}
-    return [_need(os.path.normpath(Path(folder).absolute()), newest, setting.rehash) for folder in folders]
+    return [_need(os.path.normpath(Path(folder).absolute()), newest, setting) for folder in folders]
 
 
-def _need(folder: str, newest: Mapping[str, Json], rehash: bool) -> Need:
+def _need(folder: str, newest: Mapping[str, Json], setting: Setting) -> Need:
     document = newest.get(folder)
     if document is None:
         return Need(folder, ("it was not probed yet",), None)
-    if rehash:
+    if setting.rehash:
         return Need(folder, ("all of it is to be read again (gpu_diag_rehash)",), document)
-    reasons = bounded(partial(_reasons, folder, document), _FILE_SYSTEM_SECONDS)
+    reasons = bounded(partial(_reasons, setting.staged or folder, document), _FILE_SYSTEM_SECONDS)
     if reasons is None:
         raise ProbeError(
             f"the file system of the model folder {folder} did not answer within {_FILE_SYSTEM_SECONDS:g} s: "
@@ -111,7 +113,7 @@ def command(folder: str, setting: Setting, image_id: str) -> list[str]:
     evidence = str(Path(setting.evidence))
     volumes = [
         f"type=bind,source={setting.package},target={_PACKAGE_IN_CONTAINER},readonly",
-        *(f"type=bind,source={path},target={path},readonly" for path in mounts(folder)),
+        *_model_volumes(folder, setting),
         f"type=bind,source={evidence},target={evidence}",
     ]
     return [
@@ -127,6 +129,12 @@ def command(folder: str, setting: Setting, image_id: str) -> list[str]:
         "-m", "gpu_diag", "weights", "--json", "--evidence", evidence,
         "--io-timeout", str(setting.io_timeout_seconds), *(["--rehash"] if setting.rehash else []), folder,
     ]  # fmt: skip
+
+
+def _model_volumes(folder: str, setting: Setting) -> list[str]:
+    if setting.staged:
+        return [f"type=bind,source={setting.staged},target={folder},readonly"]
+    return [f"type=bind,source={path},target={path},readonly" for path in mounts(folder)]
 
 
 def image_id(setting: Setting) -> str:
@@ -149,8 +157,8 @@ def image_id(setting: Setting) -> str:
 
 def probe(folder: str, setting: Setting, image: str) -> Json:
     """Probe one folder; its evidence document. Raises ProbeError with a sentence where there is none."""
-    if not Path(folder).is_dir():
-        raise ProbeError(f"the model folder {folder} is not there: gpu_diag_models names it")
+    if not Path(setting.staged or folder).is_dir():
+        raise ProbeError(f"the model folder {setting.staged or folder} is not there: gpu_diag_models names it")
     try:
         Path(setting.evidence).mkdir(parents=True, exist_ok=True)
         line = command(folder, setting, image)
