@@ -1,4 +1,4 @@
-"""A model hub on the loopback: what the hub's client asks for when it downloads a model, with faults on order.
+"""A model hub: what the hub's client asks for when it downloads a model, with faults on order.
 
 It speaks ``/api/models/OWNER/NAME[/revision/REVISION]`` and ``/OWNER/NAME/resolve/COMMIT/PATH`` with ETag,
 X-Repo-Commit, X-Linked-* and ranges, as huggingface_hub 2.4.0 asks for them.

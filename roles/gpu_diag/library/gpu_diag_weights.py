@@ -51,8 +51,8 @@ options:
     default: false
   staged:
     description: >-
-      Where the files of the model (only one then) lie for now; the evidence speaks of the folder in C(models),
-      to which they are moved afterwards. Empty when they are there already.
+      Where the files of the model (only one then) lie for now; the evidence speaks of the folder in
+      C(models), to which they are moved afterwards. Empty when they are there already.
     type: path
     default: ""
   timeout_seconds:

@@ -158,7 +158,9 @@ def image_id(setting: Setting) -> str:
 def probe(folder: str, setting: Setting, image: str) -> Json:
     """Probe one folder; its evidence document. Raises ProbeError with a sentence where there is none."""
     if not Path(setting.staged or folder).is_dir():
-        raise ProbeError(f"the model folder {setting.staged or folder} is not there: gpu_diag_models names it")
+        raise ProbeError(
+            f"the model folder {setting.staged or folder} is not there: gpu_diag_models names it"
+        )
     try:
         Path(setting.evidence).mkdir(parents=True, exist_ok=True)
         line = command(folder, setting, image)

@@ -172,7 +172,8 @@ def _download_until_right(
         aside += [_set_aside(pull, file.path, str(reasons[file.path])) for file in missing]
     last = aside[-1]
     raise PullError(
-        f"The file {last['file']} of {pull.job['repository']} arrived damaged twice: it {last['why']}. The copies "
+        f"The file {last['file']} of {pull.job['repository']} arrived damaged twice: it "
+        f"{last['why']}. The copies "
         f"are kept in {pull.job['place']}/bad; check the memory, the disk and the network of this box."
     )
 
@@ -226,7 +227,7 @@ def _fetch_large(pull: Pull, commit: str, file: HubFile) -> None:
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import get_hf_file_metadata, http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils._headers import build_hf_headers
 
     target, part = pull.model / file.path, pull.parts / f"{file.sha256}.part"
     if target.is_file():

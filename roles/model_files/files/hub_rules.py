@@ -64,7 +64,9 @@ def chosen(files: Sequence[HubFile], ignored: Sequence[str], repository: str) ->
     """
     for file in files:
         check_path(file.path, repository)
-    visible = [file for file in files if not any(part.startswith(".") for part in PurePosixPath(file.path).parts)]
+    visible = [
+        file for file in files if not any(part.startswith(".") for part in PurePosixPath(file.path).parts)
+    ]
     if any(file.path.endswith(".safetensors") for file in visible):
         visible = [file for file in visible if not any(fnmatch.fnmatch(file.path, each) for each in ignored)]
     if len({file.path for file in visible}) != len(visible):
@@ -77,12 +79,14 @@ def chosen(files: Sequence[HubFile], ignored: Sequence[str], repository: str) ->
 
 
 def picked(files: Sequence[HubFile], only: Sequence[str], repository: str) -> list[HubFile]:
-    """Those of `files` that are named in `only`; all where it is empty. Raises PullError for a missing one."""
+    """Those of `files` named in `only`; all where it is empty. Raises PullError for a missing one."""
     if not only:
         return list(files)
     missing = sorted(set(only) - {file.path for file in files})
     if missing:
-        raise PullError(f"The hub no longer lists {missing[0]} in {repository} at the commit that was pulled.")
+        raise PullError(
+            f"The hub no longer lists {missing[0]} in {repository} at the commit that was pulled."
+        )
     return [file for file in files if file.path in set(only)]
 
 
@@ -91,8 +95,10 @@ def check_room(needed_bytes: int, present_bytes: int, free_bytes: int, place: st
     to_come = max(0, needed_bytes - present_bytes)
     if to_come + SPARE_BYTES > free_bytes:
         raise PullError(
-            f"The model takes {gigabytes(needed_bytes)}, of which {gigabytes(present_bytes)} are here already, and "
-            f"1.1 GB shall stay free, but the file system of {place} has {gigabytes(free_bytes)} free; make room "
+            f"The model takes {gigabytes(needed_bytes)}, of which {gigabytes(present_bytes)} are here "
+            "already, and "
+            f"1.1 GB shall stay free, but the file system of {place} has {gigabytes(free_bytes)} "
+            "free; make room "
             "there, or set model_files_root to a folder on a larger one. Nothing was downloaded."
         )
 
@@ -102,7 +108,8 @@ def check_sizes(files: Sequence[HubFile], *, xet: bool) -> None:
     largest = max(files, key=lambda file: file.size)
     if largest.size > LARGEST_PLAIN_BYTES and not xet:
         raise PullError(
-            f"The file {largest.path} has {gigabytes(largest.size)}; files beyond 50 GB need the hub's protocol "
+            f"The file {largest.path} has {gigabytes(largest.size)}; files beyond 50 GB need the "
+            "hub's protocol "
             "xet: set model_files_hub_xet: true."
         )
 
@@ -157,7 +164,15 @@ def is_transient(error: BaseException) -> bool:
 
 def _is_network(error: BaseException) -> bool:
     # httpx, httpx2 and requests, whichever this client stands on, name their errors alike.
-    signs = ("Timeout", "ConnectError", "ConnectionError", "ReadError", "WriteError", "ProtocolError", "ProxyError")
+    signs = (
+        "Timeout",
+        "ConnectError",
+        "ConnectionError",
+        "ReadError",
+        "WriteError",
+        "ProtocolError",
+        "ProxyError",
+    )
     return isinstance(error, ConnectionError | TimeoutError) or any(
         sign in name for name in _names(error) for sign in signs
     )
@@ -173,7 +188,10 @@ def explain(error: BaseException, job: Mapping[str, str], token: str) -> str:
         if "GatedRepoError" in names or "DisabledRepoError" in names:
             return _gated(repository, hub, token)
         if "RevisionNotFoundError" in names:
-            return f"The repository {repository} at {hub} has no revision '{revision}'; correct model_files_revision."
+            return (
+                f"The repository {repository} at {hub} has no revision '{revision}'; correct "
+                "model_files_revision."
+            )
         if status == 401 and token and "RepositoryNotFoundError" not in names:
             return f"{_start(hub)} refuses the token (model_files_hub_token); is it still valid?"
         if "RepositoryNotFoundError" in names or status == 404:
@@ -183,7 +201,9 @@ def explain(error: BaseException, job: Mapping[str, str], token: str) -> str:
                 "model_files_repository, or set model_files_hub_token."
             )
         if status is not None:
-            return f"{_start(hub)} answered with status {status} when asked for {repository}; try again later."
+            return (
+                f"{_start(hub)} answered with status {status} when asked for {repository}; try again later."
+            )
     return _explain_local(error, repository, hub, token)
 
 
@@ -191,7 +211,8 @@ def _explain_local(error: BaseException, repository: str, hub: str, token: str) 
     chain = list(causes(error))
     if any(isinstance(each, ImportError) for each in chain):
         return (
-            f"The image to download in carries no hub client ({_last_words(chain[-1], token)}); model_files_image "
+            f"The image to download in carries no hub client ({_last_words(chain[-1], token)}); "
+            "model_files_image "
             "must name one with huggingface_hub, such as the engine's."
         )
     if any("Timeout" in name for each in chain for name in _names(each)):
@@ -199,7 +220,8 @@ def _explain_local(error: BaseException, repository: str, hub: str, token: str) 
     if any(_is_network(each) for each in chain):
         return (
             f"{_start(hub)} can't be reached, or the connection broke: {_last_words(chain[-1], token)} "
-            "(model_files_hub_endpoint, model_files_hub_network and model_files_hub_environment say how it is "
+            "(model_files_hub_endpoint, model_files_hub_network and model_files_hub_environment say "
+            "how it is "
             "reached). Run again: what has arrived is kept."
         )
     if any(isinstance(each, OSError) and each.errno is not None for each in chain):
@@ -214,9 +236,13 @@ def _explain_local(error: BaseException, repository: str, hub: str, token: str) 
 
 def _gated(repository: str, hub: str, token: str) -> str:
     if token:
-        return f"The repository {repository} at {hub} is gated and the token's owner was not given access; ask for it there."
+        return (
+            f"The repository {repository} at {hub} is gated and the token's owner was not given "
+            "access; ask for it there."
+        )
     return (
-        f"The repository {repository} at {hub} is gated: ask for access there, then set model_files_hub_token "
+        f"The repository {repository} at {hub} is gated: ask for access there, then set "
+        "model_files_hub_token "
         "(in a vault, or as HF_TOKEN in the environment of ./box)."
     )
 

@@ -106,7 +106,7 @@ class Run:
 
     def state(self) -> tuple[bool, str] | None:
         """Whether the container runs, and of which job it is; None when there is none. Raises DockerError."""
-        form = "{{.State.Running}} {{index .Config.Labels \"" + _LABEL + "\"}}"
+        form = '{{.State.Running}} {{index .Config.Labels "' + _LABEL + '"}}'
         answer = self.docker.run("container", "inspect", "--format", form, self.container)
         if answer.returncode != 0:
             return None
@@ -121,7 +121,8 @@ class Run:
             if state[1] == digest:
                 return
             raise DockerError(
-                f"Another pull of {self.asked['name']} is under way (container {self.container}); wait for its "
+                f"Another pull of {self.asked['name']} is under way (container {self.container}); "
+                "wait for its "
                 f"end, or stop it with 'docker rm --force {self.container}'."
             )
         self.clean_up()
@@ -167,7 +168,8 @@ class Run:
         self.clean_up()
         if outcome is None:
             raise DockerError(
-                f"The download ended without an outcome{f': {said}' if said else '; was its container removed?'} "
+                "The download ended without an "
+                f"outcome{f': {said}' if said else '; was its container removed?'} "
                 "Run again: what has arrived is kept."
             )
         if not outcome["ok"]:

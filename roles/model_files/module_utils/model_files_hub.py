@@ -60,12 +60,14 @@ def check_wanted(wanted: Wanted) -> None:
         or len(wanted.repository) > _LONGEST_REPOSITORY
     ):
         raise PackageError(
-            f"model_files_repository is '{wanted.repository[:120]}', which is no name of a repository; write it "
+            f"model_files_repository is '{wanted.repository[:120]}', which is no name of a "
+            "repository; write it "
             "as OWNER/NAME."
         )
     if not _NAME.fullmatch(wanted.name) or ".." in wanted.name:
         raise PackageError(
-            f"model_files_name is '{wanted.name[:120]}'; the model's folder needs a plain name of letters, digits, "
+            f"model_files_name is '{wanted.name[:120]}'; the model's folder needs a plain name of "
+            "letters, digits, "
             "dots, dashes and underscores that begins with a letter or a digit."
         )
     if wanted.revision and (not _REVISION.fullmatch(wanted.revision) or ".." in wanted.revision):
@@ -74,7 +76,8 @@ def check_wanted(wanted: Wanted) -> None:
         )
     if wanted.endpoint and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", wanted.endpoint):
         raise PackageError(
-            f"model_files_hub_endpoint is '{wanted.endpoint[:120]}'; write the hub's address as https://HOST, "
+            f"model_files_hub_endpoint is '{wanted.endpoint[:120]}'; write the hub's address as "
+            "https://HOST, "
             "without a user or a password in it, or leave it empty for the client's own."
         )
 
@@ -98,7 +101,8 @@ def decide(
         )
     if wanted.revision not in ("", record.revision, record.commit):
         raise PackageError(
-            f"The folder {folder} holds {record.repository} at {record.commit} (revision '{record.revision}'), "
+            f"The folder {folder} holds {record.repository} at {record.commit} (revision "
+            f"'{record.revision}'), "
             f"not at '{wanted.revision}'; a model that may be in use is not replaced: choose another "
             "model_files_name, or move the folder away."
         )
@@ -113,7 +117,8 @@ def check_outcome(outcome: Mapping[str, Any], record: Record | None) -> None:
     for path, sha256 in outcome["files"].items():
         if record is not None and record.files.get(path) != sha256:
             raise PackageError(
-                f"The hub now gives another {path} for {record.repository} at {record.commit} than when it was "
+                f"The hub now gives another {path} for {record.repository} at {record.commit} than "
+                "when it was "
                 "pulled (its sha256 differs); nothing was replaced. Pull it under another model_files_name."
             )
 
@@ -144,6 +149,7 @@ def failed_weights(verdict: Mapping[str, Any] | None, repository: str) -> str | 
         return None
     said: Sequence[str] = verdict.get("evidence") or []
     return (
-        f"The model {repository} arrived as the hub has it, but its weights are wrong: {'; '.join(said[:3])}. It "
+        f"The model {repository} arrived as the hub has it, but its weights are wrong: "
+        f"{'; '.join(said[:3])}. It "
         "was published so; it is not put in place."
     )

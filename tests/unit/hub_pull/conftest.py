@@ -1,4 +1,4 @@
-"""The program that downloads, driven as a process with the hub's real client, against a hub on the loopback."""
+"""The program that downloads, as a process with the hub's real client, against a hub on the loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from hub_server import Hub, Repository, serving
 PROGRAM = Path(__file__).resolve().parents[3] / "roles/model_files/files/hub_pull.py"
 NAME = "owner/small"
 WEIGHTS = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 200_000 + os.urandom(100_000) for n in (1, 2)}
-FILES = {**WEIGHTS, "config.json": b"{}", "sub/tokenizer.json": b"[1]", ".gitattributes": b"x", "old.bin": b"x" * 99}
+FILES = {
+    **WEIGHTS,
+    "config.json": b"{}",
+    "sub/tokenizer.json": b"[1]",
+    ".gitattributes": b"x",
+    "old.bin": b"x" * 99,
+}
 PULLED = sorted([*WEIGHTS, "config.json", "sub/tokenizer.json"])
 
 

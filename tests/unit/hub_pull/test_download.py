@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpu_diag.weights.hub import recorded_checksum
@@ -140,9 +141,7 @@ def test_a_token_opens_a_gated_repository_and_shows_nowhere(puller: Puller, hub:
         ({"only": ["gone.safetensors"]}, "The hub no longer lists gone.safetensors"),
     ],
 )
-def test_what_can_not_be_had_is_one_sentence(
-    puller: Puller, changes: dict[str, object], expected: str
-) -> None:
+def test_what_can_not_be_had_is_one_sentence(puller: Puller, changes: dict[str, Any], expected: str) -> None:
     sentence = puller.refused(**changes)
     assert expected in sentence and "\n" not in sentence and "Traceback" not in puller.outputs[0]
     assert puller.arrived == {}
