@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,10 +94,9 @@ def _load(docker: Docker, file: IO[bytes]) -> None:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as loading:
         assert loading.stdin is not None
-        try:
+        # Where docker stops reading, it says why, below.
+        with contextlib.suppress(BrokenPipeError):
             shutil.copyfileobj(file, loading.stdin, 1 << 20)
-        except BrokenPipeError:
-            pass  # docker says why, below
         said, _ = loading.communicate()
     if loading.returncode != 0:
         raise DockerError(
