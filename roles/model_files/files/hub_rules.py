@@ -192,6 +192,8 @@ def explain(error: BaseException, job: Mapping[str, str], token: str) -> str:
                 f"The repository {repository} at {hub} has no revision '{revision}'; correct "
                 "model_files_revision."
             )
+        if "EntryNotFoundError" in names and status == 404:
+            return f"{_start(hub)} lists a file of {repository} that it doesn't give; try again later."
         if status == 401 and token and "RepositoryNotFoundError" not in names:
             return f"{_start(hub)} refuses the token (model_files_hub_token); is it still valid?"
         if "RepositoryNotFoundError" in names or status == 404:
