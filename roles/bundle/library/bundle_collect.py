@@ -150,21 +150,27 @@ def make(docker: Docker, output: Path, manifest: Manifest, files: dict[str, Path
     """Save the images and write the bundle; answers the SHA-256 of its manifest."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".bundle-") as folder:
-        saved = Path(folder) / IMAGES
-        references = sorted(manifest.images)
-        docker.must("Saving the images", "save", "--output", str(saved), *references, seconds=BUILD_SECONDS)
-        size = saved.stat().st_size
-        needed = size + sum(each.size for each in manifest.members.values())
-        free = shutil.disk_usage(output.parent).free
-        if needed + (1 << 30) > free:
-            raise BundleError(
-                f"The bundle takes {needed / 1e9:.1f} GB, and 1.1 GB shall stay free, but "
-                f"{output.parent} has "
-                f"{free / 1e9:.1f} GB free; name another place (frontdoor_bundle)."
-            )
-        members: dict[str, Member] = {**manifest.members, IMAGES: measure(saved)}
-        digest: str = write_archive(output, replace(manifest, members=members), {**files, IMAGES: saved})
+        saved: dict[str, Path] = {}
+        if manifest.images:
+            saved[IMAGES] = Path(folder) / IMAGES
+            words = ("save", "--output", str(saved[IMAGES]), *sorted(manifest.images))
+            docker.must("Saving the images", *words, seconds=BUILD_SECONDS)
+        members: dict[str, Member] = {name: measure(path) for name, path in saved.items()}
+        whole = replace(manifest, members={**manifest.members, **members})
+        check_room(output, whole)
+        digest: str = write_archive(output, whole, {**files, **saved})
     return digest
+
+
+def check_room(output: Path, manifest: Manifest) -> None:
+    """Raise BundleError where the bundle does not fit beside what is there."""
+    needed = sum(each.size for each in manifest.members.values())
+    free = shutil.disk_usage(output.parent).free
+    if needed + (1 << 30) > free:
+        raise BundleError(
+            f"The bundle takes {needed / 1e9:.1f} GB, and 1.1 GB shall stay free, but {output.parent} has "
+            f"{free / 1e9:.1f} GB free; name another place (bundle_output)."
+        )
 
 
 def main() -> None:
