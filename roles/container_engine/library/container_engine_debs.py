@@ -115,10 +115,13 @@ def install(folder: Path, names: list[str]) -> None:
         raise AptError(f"The folder {folder} holds no packages; make the bundle with bundle_packages.")
     with tempfile.TemporaryDirectory(prefix="vllm-frontdoor-") as place:
         work = Path(place)
-        described = ((control_of(each), each.name, each.stat().st_size, sha256_of(each)) for each in packages)
         (work / "repository").mkdir()
-        for each in packages:
-            (work / "repository" / each.name).symlink_to(each)
+        described = []
+        for number, each in enumerate(packages):
+            # apt would read the escaped colon of a version with an epoch as a colon.
+            name = f"{number}.deb"
+            (work / "repository" / name).symlink_to(each)
+            described.append((control_of(each), name, each.stat().st_size, sha256_of(each)))
         (work / "repository/Packages").write_text(index(described), encoding="utf-8")
         (work / "lists").mkdir()
         (work / "sources.list").write_text(f"deb [trusted=yes] file:{work}/repository ./\n", encoding="utf-8")

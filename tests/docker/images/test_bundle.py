@@ -49,7 +49,7 @@ def test_docker_is_installed_out_of_a_folder_where_there_is_no_network(
         *("--volume", f"{tmp_path}/arguments.json:/arguments.json:ro", base, "sh", "-c"),
         f"{module} && {module} && dockerd --version",
     )
-    first, second, version = said.splitlines()
+    first, second, version = (line for line in said.splitlines() if line)
     assert json.loads(first)["changed"] and not json.loads(second)["changed"]
     assert version.startswith("Docker version ")
 
