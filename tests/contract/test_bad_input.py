@@ -16,6 +16,8 @@ from wake_router.surface import FORM_PATHS, JSON_PATHS
 
 from tests.standin.processes import HTTP, Engine, Router
 
+pytestmark = pytest.mark.stand_in_only("bad input, which no engine may see")
+
 METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"]
 PATHS = [
     *JSON_PATHS,
