@@ -6,8 +6,9 @@ starts one of an image (tests/real/plugin.py), and one that runs already is give
     pytest tests/contract \
         --engine http://127.0.0.1:8001 --engine-model SmolLM2-135M-Instruct --engine-launcher http://127.0.0.1:9001
 
-A test that uses `target` is of the common part and runs on every target. Every other one says with the mark
-`stand_in_only` what it shows on the stand-in alone; docs/real-engines.md is generated from that.
+A test that uses `target` is of the common part and runs on every target. Every other one is shown on the
+stand-in alone: the mark `stand_in_only` says what it is about (else its module's first sentence does), and
+docs/real-engines.md is generated from that.
 """
 
 from __future__ import annotations
@@ -100,22 +101,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every test is of the common part or says why not; on a real engine only the common part runs."""
-    kept, left = [], []
-    for item in items:
-        if Path(__file__).parent not in item.path.parents:
-            kept.append(item)
-            continue
-        common = "target" in getattr(item, "fixturenames", ())
-        if common is (item.get_closest_marker("stand_in_only") is not None):
-            raise pytest.UsageError(
-                f"{item.nodeid}: use the fixture 'target', or say what no real engine shows with the mark "
-                "'stand_in_only', but not both"
-            )
-        (kept if common or not real_target(config) else left).append(item)
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = kept
+    """On a real engine only the common part runs."""
+    if not real_target(config):
+        return
+    here = Path(__file__).parent
+    left = [item for item in items if here in item.path.parents and not is_common(item)]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+
+
+def is_common(item: pytest.Item) -> bool:
+    """Whether a test runs on every target."""
+    return "target" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="module")

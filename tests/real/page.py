@@ -52,14 +52,20 @@ class Collected:
     def _group_of(self, item: pytest.Item) -> dict[str, int]:
         if item.path.parent.name == "real":
             return self.besides
-        mark = item.get_closest_marker("stand_in_only")
-        if mark is None:
+        if "target" in getattr(item, "fixturenames", ()):
             # Without a real engine each runs once for every dialect.
             return self.common
-        instead = mark.kwargs.get("instead")
-        if instead:
-            return self.elsewhere.setdefault(instead, {})
-        return self.never.setdefault(mark.args[0], {})
+        mark = item.get_closest_marker("stand_in_only")
+        if mark is not None and mark.kwargs.get("instead"):
+            return self.elsewhere.setdefault(mark.kwargs["instead"], {})
+        return self.never.setdefault(mark.args[0] if mark is not None else _about(item), {})
+
+
+def _about(item: pytest.Item) -> str:
+    """The first sentence of its module."""
+    module = item.getparent(pytest.Module)
+    text = (module.obj.__doc__ or item.path.name) if module is not None else item.path.name
+    return " ".join(text.split(". ")[0].split()).rstrip(".")
 
 
 def _sentence(item: pytest.Item) -> str:
