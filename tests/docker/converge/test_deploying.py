@@ -271,9 +271,11 @@ def test_two_runs_at_once(fresh_box: Box) -> None:
         time.sleep(0.05)
     refused = fresh_box.run()
     holder = json.loads(lock.read_text())
-    assert refused["failed"] and refused["msg"] == (
-        f"{fresh_box.root}: another run deploys this instance: process {holder['pid']} "
-        f"of user {holder['user']} since {holder['since']}; wait for it to end, then run again"
+    assert refused["failed"] and re.fullmatch(
+        rf"{fresh_box.root}: another run deploys this instance: process {holder['pid']} "
+        rf"of user {holder['user']} since {re.escape(holder['since'])}, for \d+ s; "
+        "wait for it to end, then run again",
+        refused["msg"],
     )
     assert holder["pid"] == first.pid
     output, _ = first.communicate(timeout=60)

@@ -115,11 +115,13 @@ READ_VARIABLES = frozenset(
         "vllm_service_cpu_kv_cache_gib",
         "vllm_service_devices",
         "vllm_service_docker_host",
+        "vllm_service_drain_seconds",
         "vllm_service_environment",
         "vllm_service_healthy_timeout_seconds",
         "vllm_service_image",
         "vllm_service_memory_limit",
         "vllm_service_models_root",
+        "vllm_service_prove_timeout_seconds",
         "vllm_service_services",
         "vllm_service_weights_required",
         *(f"router_{key}" for key in _ROUTER_READERS),
@@ -203,6 +205,12 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
             "vllm_service_healthy_timeout_seconds",
             values.whole_number(1, 86_400, "seconds"),
             900,
+        ),
+        drain_seconds=parsing.optional(
+            raw, "vllm_service_drain_seconds", values.whole_number(0, 86_400, "seconds"), 120
+        ),
+        prove_timeout_seconds=parsing.optional(
+            raw, "vllm_service_prove_timeout_seconds", values.whole_number(1, 86_400, "seconds"), 900
         ),
     )
     return Declaration(desired, tuple(parsing.refusals))

@@ -108,6 +108,8 @@ class Desired:
     fetched_models: frozenset[str] = frozenset()
     docker_host: str = "unix:///var/run/docker.sock"
     healthy_timeout_seconds: int = 900
+    drain_seconds: int = 120
+    prove_timeout_seconds: int = 900
 
 
 @dataclass(frozen=True)
