@@ -183,7 +183,7 @@ options:
     type: dict
     suboptions:
       url:
-        description: Where to POST to.
+        description: The router's admin listener.
         type: str
         required: true
       token_file:

@@ -167,8 +167,9 @@ def test_a_container_that_cannot_be_created_does_not_stop_the_others(fresh_box: 
     fresh_box.services["front"]["volumes"] = [
         {"type": "bind", "source": "/no/such/folder", "target": "/x", "bind": {"create_host_path": False}}
     ]
-    failed = fresh_box.run()
-    (problem,) = failed["problems"]
+    problems = fresh_box.run()["problems"]
+    assert len(problems) == 1, problems
+    problem = problems[0]
     assert problem.startswith(f"container {fresh_box.name('front')}: cannot be created: ")
     assert "/no/such/folder" in problem
     assert set(fresh_box.ids()) == {fresh_box.name("text"), fresh_box.name("embed")}
@@ -337,7 +338,7 @@ class Router:
                 pass
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/admin/reload"
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
@@ -371,7 +372,7 @@ def test_the_router_is_told_of_a_changed_registry(fresh_box: Box) -> None:
     router.status = 500
     failed = fresh_box.run()
     assert failed["problems"] == [
-        f"router: could not be told to reload: {router.url} answered 500: the registry is no JSON"
+        f"router: could not be told to reload: {router.url}/admin/reload answered 500: the registry is no JSON"
     ]
     router.status = 200
     fresh_box.repair("router: an earlier reload did not succeed, reloaded")
