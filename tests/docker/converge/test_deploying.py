@@ -371,9 +371,8 @@ def test_the_router_is_told_of_a_changed_registry(fresh_box: Box) -> None:
     (fresh_box.root / "registry/registry.json").write_text("forged")
     router.status = 500
     failed = fresh_box.run()
-    assert failed["problems"] == [
-        f"router: could not be told to reload: {router.url}/admin/reload answered 500: the registry is no JSON"
-    ]
+    answer = f"{router.url}/admin/reload answered 500: the registry is no JSON"
+    assert failed["problems"] == [f"router: could not be told to reload: {answer}"]
     router.status = 200
     fresh_box.repair("router: an earlier reload did not succeed, reloaded")
     router.server.shutdown()

@@ -73,6 +73,10 @@ def router(
         **_common(plan, rendering.router, desired),
         "files": [
             *_files(rendering, [ROUTER_COMPOSE, ROUTER_ENVIRONMENT]),
+            *(
+                {**file, "group": gid}
+                for file in _files(rendering, [path for path in rendering.files if _is_secret(path)])
+            ),
             *({**file, "once": True} for file in _files(rendering, [REGISTRY])),
         ],
         "directories": [
@@ -134,7 +138,7 @@ def _files(rendering: Rendering, paths: Iterable[str]) -> list[dict[str, Any]]:
 
 def _file(path: str, content: str) -> dict[str, Any]:
     """A file. Environments may hold secrets: only root reads them (Compose is root), and nobody logs them."""
-    private = path.endswith(".env")
+    private = path.endswith(".env") or _is_secret(path)
     return {
         "path": path,
         "secret_content" if private else "content": content,
@@ -142,6 +146,10 @@ def _file(path: str, content: str) -> dict[str, Any]:
         "owner": _ROOT_USER,
         "group": _ROOT_USER,
     }
+
+
+def _is_secret(path: str) -> bool:
+    return path.startswith("secrets/")
 
 
 def _folder(

@@ -9,8 +9,9 @@ from .declaration import READ_VARIABLES
 from .instance import LABEL_DEFINITION
 from .model import Image, Plan
 from .render import Rendering
+from .router_settings import SECRET_KEYS
 
-KEYS_AND_CERTIFICATES = frozenset({"router_api_keys", "router_tls_certificate", "router_tls_key"})
+KEYS_AND_CERTIFICATES = frozenset(f"router_{key}" for key in SECRET_KEYS)
 """Never kept and never rolled back: a key that was revoked stays revoked."""
 
 _OF_THE_BOX = frozenset({"frontdoor_instance", "vllm_service_docker_host"})
@@ -38,7 +39,8 @@ def _image(image: Image) -> dict[str, str]:
 
 def release_files(rendering: Rendering) -> dict[str, str]:
     """The rendered files that a release keeps for people to read."""
-    return {path: content.decode("utf-8") for path, content in rendering.files.items()}
+    kept = (path for path in rendering.files if not path.startswith("secrets/"))
+    return {path: rendering.files[path].decode("utf-8") for path in kept}
 
 
 def declaration_of_release(
