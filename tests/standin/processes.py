@@ -162,6 +162,8 @@ class Router:
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = ("-m", "wake_router")
+    """What Python runs: the router, or a variant of it."""
     port: int = field(default_factory=free_port)
     admin_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -189,7 +191,7 @@ class Router:
         }
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "wake_router"], env=environment, stdout=log, stderr=log
+                [sys.executable, *self.program], env=environment, stdout=log, stderr=log
             )
         wait_until(self._answers, what="the router")
         return self
