@@ -9,6 +9,7 @@ import hashlib
 import json
 import ssl
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -357,3 +358,17 @@ def test_waking_comments_for_those_who_ask(engines: Engines, routers: Routers) -
     router.wait_for("text", "awake")
     answer = router.chat("text", stream=True, headers=opted, max_tokens="x")
     assert answer.status_code == 400, "an awake engine's own answer stays as it is"
+
+
+def test_a_client_that_reads_slowly_gets_everything(router: Router, engine: Engine) -> None:
+    """More than the buffers on the way hold, so that the engine has to wait for the client."""
+    engine.fault(chunk_seconds=0.0)
+    body = {"model": "text", "messages": [], "stream": True, "max_tokens": 60_000}
+    with HTTP.stream("POST", f"{router.url}/v1/chat/completions", json=body, timeout=120) as response:
+        wait_until(lambda: router.status("text")["in_flight"] == 1)
+        time.sleep(1.0)
+        assert router.status("text")["in_flight"] == 1, "most of it is still on its way"
+        text = response.read()
+    assert text.count(b"chat.completion.chunk") == 60_001
+    assert text.endswith(b"data: [DONE]\n\n")
+    engine.fault(chunk_seconds=0.001)
