@@ -1,4 +1,4 @@
-"""The benchmark runs through and writes the figures that it promises; how large they are is no matter here."""
+"""The benchmark runs through and writes the figures that it promises, however large they are."""
 
 from __future__ import annotations
 
