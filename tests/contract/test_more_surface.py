@@ -5,7 +5,6 @@ stand-in.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import ssl
 import subprocess
@@ -21,22 +20,12 @@ import httpx
 import openai
 import pytest
 
+from tests.contract.keys import keys_file
 from tests.standin.processes import HTTP, Engine, Router, free_port, wait_until
 
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 ORIGIN = "https://app.example"
-
-
-def keys_file(folder: Path, *secrets: str, **limits: int) -> Path:
-    path = folder / "keys.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = [
-        {"name": f"key-{secret}", "sha256": hashlib.sha256(secret.encode()).hexdigest(), **limits}
-        for secret in secrets
-    ]
-    path.write_text(json.dumps({"schema_version": 1, "keys": keys}))
-    return path
 
 
 @pytest.fixture(scope="module")
