@@ -27,6 +27,7 @@ from wake_router.metrics import Metrics
 from wake_router.public_api import PublicApi
 from wake_router.realtime import MESSAGE_MAX_BYTES
 from wake_router.registry import Registry, RegistryError, read_registry
+from wake_router.response_ids import ResponseIds
 from wake_router.settings import Address, Settings, SettingsError, Tls, read_settings
 from wake_router.upstream import KEEP_ALIVE_SECONDS, Pool
 
@@ -104,7 +105,10 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
             spool_folder=settings.state / "held",
         )
         spool.clear(limits.spool_folder)
-        forwarder = Forwarder(executor, pool, session, clock, limits)
+        response_ids = ResponseIds(
+            settings.state / "response_ids", lambda error: events.emit("disk", service=None, error=error)
+        )
+        forwarder = Forwarder(executor, pool, session, clock, limits, response_ids)
         origins = Origins(settings.cors_origins)
         public = PublicApi(executor, forwarder, gate, origins, clock, events, metrics)
         public_server = _server(public, settings, settings.tls)
@@ -138,6 +142,7 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
         transitions = asyncio.create_task(executor.finish_stop(settings.stop_timeout_seconds))
         await asyncio.gather(transitions, *serving)
         await pool.close()
+        response_ids.close()
         events.emit("stopped")
 
 
