@@ -16,6 +16,7 @@ QUOTED = "\n".join(re.findall(r"`([^`\n]+)`", README))
 COMMAND = re.compile(r"^(?:\./box|ansible-playbook) .*$", re.MULTILINE)
 COMMANDS = sorted({*COMMAND.findall(BLOCKS), *COMMAND.findall(QUOTED)})
 RUN_ELSEWHERE = {
+    "./box bench --quick": "tests/contract/test_bench.py",
     "./box rehearse --down": "test_teardown.py",
     "./box rehearse --purge": "tests/removal/test_purge.py",
     "./box bundle /srv/frontdoor.bundle -i inventory/hosts.yml": "tests/docker/air_gapped/test_install.py",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,10 +35,14 @@ TOKEN = "a-token-for-tests"
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that the kernel gives to connections: none takes it before
+    its server does.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 31_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS, what: str = "it") -> Any:
