@@ -55,6 +55,12 @@ options:
     type: list
     elements: str
     default: []
+  staged:
+    description: >-
+      Where the files of the model (only one then) lie for now; the evidence speaks of the folder in
+      C(models), to which they are moved afterwards. Empty when they are there already.
+    type: path
+    default: ""
   timeout_seconds:
     description: How long one model's probe may take, in seconds.
     type: int
@@ -106,6 +112,7 @@ def main() -> None:
             "docker_host": {"type": "str", "default": ""},
             "rehash": {"type": "bool", "default": False},
             "allow": {"type": "list", "elements": "str", "default": []},
+            "staged": {"type": "path", "default": ""},
             "timeout_seconds": {"type": "int", "default": 7200},
             "io_timeout_seconds": {"type": "int", "default": 120},
         },

@@ -37,6 +37,8 @@ class Setting:
     timeout_seconds: float
     io_timeout_seconds: int
     allow: Sequence[str] = ()
+    # Where the files of the one folder lie until they are put in their place; empty: they are there.
+    staged: str = ""
     docker: Sequence[str] = ("docker",)
 
 
@@ -69,7 +71,7 @@ def _need(folder: str, newest: Mapping[str, Json], setting: Setting) -> Need:
         return Need(
             folder, ("other tensors may hold infinities or scales of zero (gpu_diag_allow)",), document
         )
-    reasons = bounded(partial(_reasons, folder, document), _FILE_SYSTEM_SECONDS)
+    reasons = bounded(partial(_reasons, setting.staged or folder, document), _FILE_SYSTEM_SECONDS)
     if reasons is None:
         raise ProbeError(
             f"the file system of the model folder {folder} did not answer within {_FILE_SYSTEM_SECONDS:g} s: "
@@ -122,7 +124,7 @@ def command(folder: str, setting: Setting, image_id: str) -> list[str]:
     evidence = str(Path(setting.evidence))
     volumes = [
         f"type=bind,source={setting.package},target={_PACKAGE_IN_CONTAINER},readonly",
-        *(f"type=bind,source={path},target={path},readonly" for path in mounts(folder)),
+        *_model_volumes(folder, setting),
         f"type=bind,source={evidence},target={evidence}",
     ]
     return [
@@ -139,6 +141,12 @@ def command(folder: str, setting: Setting, image_id: str) -> list[str]:
         "--io-timeout", str(setting.io_timeout_seconds), *(["--rehash"] if setting.rehash else []),
         *(f"--allow={pattern}" for pattern in setting.allow), "--", folder,
     ]  # fmt: skip
+
+
+def _model_volumes(folder: str, setting: Setting) -> list[str]:
+    if setting.staged:
+        return [f"type=bind,source={setting.staged},target={folder},readonly"]
+    return [f"type=bind,source={path},target={path},readonly" for path in mounts(folder)]
 
 
 def image_id(setting: Setting) -> str:
@@ -161,8 +169,10 @@ def image_id(setting: Setting) -> str:
 
 def probe(folder: str, setting: Setting, image: str) -> Json:
     """Probe one folder; its evidence document. Raises ProbeError with a sentence where there is none."""
-    if not Path(folder).is_dir():
-        raise ProbeError(f"the model folder {folder} is not there: gpu_diag_models names it")
+    if not Path(setting.staged or folder).is_dir():
+        raise ProbeError(
+            f"the model folder {setting.staged or folder} is not there: gpu_diag_models names it"
+        )
     try:
         Path(setting.evidence).mkdir(parents=True, exist_ok=True)
         line = command(folder, setting, image)
