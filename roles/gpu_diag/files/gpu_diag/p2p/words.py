@@ -112,7 +112,7 @@ def bits_apart(one: Words, other: Words) -> NDArray[Any]:
 
 
 def count_bits(words: Words) -> NDArray[Any]:
-    """How many bits are set in each word: in pairs, in fours, in bytes, in all (NumPy 1 has no call for it)."""
+    """How many bits are set in each word: in pairs, fours, bytes, and in all (NumPy 1 has no call)."""
     pairs = words - (words >> np.uint64(1) & np.uint64(0x5555_5555_5555_5555))
     low_pairs = np.uint64(0x3333_3333_3333_3333)
     fours = (pairs & low_pairs) + (pairs >> np.uint64(2) & low_pairs)
