@@ -15,21 +15,23 @@ import pytest
 
 from tests.standin.processes import HTTP, Engine, Router, wait_until
 
-ROLE = Path(__file__).parents[2] / "roles" / "gpu_diag"
+REPOSITORY = Path(__file__).parents[2]
+ROLE = REPOSITORY / "roles" / "gpu_diag"
 FRONT, BACK = (f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in (1, 2))
 # A GPU's memory, as nvidia-smi tells of it: little of it is free while the engine on it is awake.
 NVIDIA_SMI = """#!{python}
 import json, os, urllib.request
-os.environ.pop("HTTP_PROXY")
+os.environ.pop("HTTP_PROXY", None)
 def free(engine):
     if engine is None:
         return 40000
     with urllib.request.urlopen(engine + "/is_sleeping", timeout=20) as answer:
         return 40000 if json.load(answer)["is_sleeping"] else 900
-print("<nvidia_smi_log>")
-for uuid, engine in {gpus}:
-    print(f"<gpu id='00000000:3D:00.0'><uuid>{{uuid}}</uuid><fb_memory_usage>"
-          f"<free>{{free(engine)}} MiB</free></fb_memory_usage></gpu>")
+print("<nvidia_smi_log><driver_version>595.71.05</driver_version><cuda_version>13.0</cuda_version>")
+for number, (uuid, engine) in enumerate({gpus}):
+    print(f"<gpu id='00000000:{{number + 61:02X}}:00.0'><uuid>{{uuid}}</uuid>")
+    print("<product_name>NVIDIA A800</product_name><fb_memory_usage><total>81920 MiB</total>")
+    print(f"<free>{{free(engine)}} MiB</free></fb_memory_usage></gpu>")
 print("</nvidia_smi_log>")
 """
 RUN = """
@@ -187,3 +189,110 @@ def test_a_token_that_is_not_the_routers_is_told(box: Box) -> None:
     (box.root / "secrets" / "admin-token").write_text("another\n")
     failed = box.run("made")
     assert failed["failed"] and "refuses (401)" in failed["msg"]
+
+
+# Docker's command, as the role gives it: the probe looks whether the engine on its GPU sleeps.
+DOCKER = """#!{python}
+import json, os, sys, urllib.request
+os.environ.pop("HTTP_PROXY", None)
+if "inspect" in sys.argv:
+    print("sha256:" + "0" * 64)
+elif "run" in sys.argv and "gpu_diag" in sys.argv:
+    with urllib.request.urlopen("{engine}/is_sleeping", timeout=20) as answer:
+        asleep = json.load(answer)["is_sleeping"]
+    open("{record}", "a").write(json.dumps(asleep) + chr(10))
+    if os.environ.get("PROBE_FAILS"):
+        sys.exit("the driver is not loaded")
+    print(json.dumps({{"verdict": "clean", "class": None, "evidence": []}}))
+else:
+    sys.exit("there is no daemon here")
+"""
+
+
+@dataclass
+class Playbook:
+    """`playbooks/diagnose.yml` on this machine, with an instance of its own in a folder of its own."""
+
+    box: Box
+    folder: Path
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """What ansible-playbook says."""
+        line = [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            str(REPOSITORY / "playbooks/diagnose.yml"),
+        ]
+        line += ["-i", str(self.folder / "hosts.json"), "--tags", "p2p", *arguments]
+        variables = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+            "PATH": f"{self.box.bin}:{os.environ['PATH']}",
+            **environment,
+        }
+        done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=600)
+        print(done.stdout, done.stderr)
+        assert "Traceback" not in done.stdout + done.stderr
+        return done
+
+    def slept_while_probed(self) -> list[bool]:
+        """Whether the engine slept, for each probe."""
+        record = self.folder / "probes"
+        return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
+@pytest.fixture
+def playbook(tmp_path: Path, box: Box, engine: Engine) -> Playbook:
+    """An inventory of this machine, with one service on the front GPU."""
+    text = DOCKER.format(python=sys.executable, engine=engine.url, record=tmp_path / "probes")
+    (box.bin / "docker").write_text(text)
+    (box.bin / "docker").chmod(0o755)
+    service = {"slot": 1, "model": "fetched-later", "devices": ["gpu0"], "memory_fraction": 0.5}
+    machine = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "ansible_become": False,
+        "engine_image_reference": "engine:1",
+        "gpu_diag_evidence": str(tmp_path / "evidence"),
+        "gpu_diag_install_dir": str(tmp_path / "diag"),
+        "gpu_diag_router_root": str(box.root),
+        "model_files_packages": [{"name": "fetched-later"}],
+        "vllm_service_services": {"text": service},
+    }
+    inventory = {"frontdoor": {"hosts": {"localhost": machine}}}
+    (tmp_path / "hosts.json").write_text(json.dumps(inventory))
+    return Playbook(box, tmp_path)
+
+
+def test_the_playbook_names_who_must_make_room_and_touches_nothing(playbook: Playbook) -> None:
+    done = playbook.run()
+    assert done.returncode == 0
+    assert "must make room: text (awake)" in done.stdout
+    assert playbook.slept_while_probed() == [False]
+    assert playbook.box.router.status("text")["depth"] == "awake"
+
+
+def test_the_playbook_makes_room_for_the_probe_and_gives_it_back(playbook: Playbook, engine: Engine) -> None:
+    done = playbook.run("-e", "gpu_diag_make_room=true")
+    assert done.returncode == 0
+    assert "Put to sleep for the probes: text." in done.stdout
+    assert playbook.slept_while_probed() == [True]
+    assert playbook.box.cordoned() == []
+    assert playbook.box.router.chat(engine.model).status_code == 200
+
+
+def test_the_room_is_given_back_where_the_probe_cannot_run(playbook: Playbook, engine: Engine) -> None:
+    done = playbook.run("-e", "gpu_diag_make_room=true", PROBE_FAILS="1")
+    assert done.returncode != 0
+    assert "the driver is not loaded" in done.stdout
+    assert playbook.slept_while_probed() == [True]
+    assert playbook.box.cordoned() == []
+    assert playbook.box.router.chat(engine.model).status_code == 200
+
+
+def test_a_playbook_that_cannot_make_room_probes_nothing(playbook: Playbook) -> None:
+    assert playbook.box.router.order("services/text/pin").status_code == 200
+    done = playbook.run("-e", "gpu_diag_make_room=true")
+    assert done.returncode != 0
+    assert "pinned awake" in done.stdout
+    assert playbook.slept_while_probed() == []
+    assert playbook.box.cordoned() == []

@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpu_diag_room_run import Admin, Room, RoomError, give_back, look, make
+from ansible.module_utils.gpu_diag_room_run import Room, RoomError, give_back, look, make
+from ansible.module_utils.gpu_diag_router import Admin, RouterError
 
 DOCUMENTATION = r"""
 module: gpu_diag_room
@@ -91,7 +92,7 @@ def main() -> None:
             room = make(admin, nvidia_smi, given["timeout_seconds"], module.check_mode)
         else:
             room = give_back(admin, Room([], given["services"], given["devices"]), module.check_mode)
-    except RoomError as error:
+    except (RoomError, RouterError) as error:
         module.fail_json(msg=f"{str(error)[:1].upper()}{str(error)[1:]}.")
     changed = given["state"] != "seen" and bool(room.services or room.devices)
     module.exit_json(changed=changed, lines=room.lines, services=room.services, devices=room.devices)

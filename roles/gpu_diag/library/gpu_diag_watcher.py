@@ -26,6 +26,10 @@ options:
     description: Absolute folder of the evidence.
     type: path
     required: true
+  router:
+    description: Absolute folder of the deployed instance whose router is listened to; empty for none.
+    type: str
+    default: ""
   state:
     description: C(started) keeps it running, C(absent) ends it and removes its unit.
     type: str
@@ -58,6 +62,7 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "package": {"type": "path", "required": True},
             "evidence": {"type": "path", "required": True},
+            "router": {"type": "str", "default": ""},
             "state": {"type": "str", "choices": ["absent", "started"], "default": "started"},
         },
         supports_check_mode=True,

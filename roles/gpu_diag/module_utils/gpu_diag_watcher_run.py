@@ -33,6 +33,7 @@ class Watcher:
     python: str
     package: str
     evidence: str
+    router: str = ""
     kernel_log: str = "/dev/kmsg"
     systemctl: Sequence[str] = ("systemctl",)
     units: str = "/etc/systemd/system"
@@ -41,11 +42,12 @@ class Watcher:
     def command(self) -> list[str]:
         """The watcher's command."""
         log = ["--kernel-log", self.kernel_log]
-        return [self.python, "-m", "gpu_diag", "watch", "--evidence", self.evidence, *log]
+        router = ["--router", self.router] if self.router else []
+        return [self.python, "-m", "gpu_diag", "watch", "--evidence", self.evidence, *log, *router]
 
     def version(self) -> str:
-        """A digest of the package: another one needs another process."""
-        digest = hashlib.sha256()
+        """A digest of the package and the command: others need another process."""
+        digest = hashlib.sha256(" ".join(self.command()).encode())
         for path in sorted(Path(self.package).rglob("*.py")):
             digest.update(f"{path.relative_to(self.package)}\n".encode() + path.read_bytes())
         return digest.hexdigest()[:16]
@@ -119,7 +121,8 @@ def _keep_process(watcher: Watcher, check_mode: bool) -> list[str]:
         if record is not None and alive:
             _stop(int(record["pid"]))
         _start(watcher)
-    return [f"process {watcher.name}: {'package differs, restarted' if alive else 'not running, started'}"]
+    why = "package or command differs, restarted" if alive else "not running, started"
+    return [f"process {watcher.name}: {why}"]
 
 
 def _record_path(watcher: Watcher) -> Path:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import ansible.module_utils.gpu_diag_room_run as room_run
+import ansible.module_utils.gpu_diag_router as router
 import pytest
 from ansible.module_utils.gpu_diag_memory import FreeMemory, parse_free_memory, short_ones
 
 FRONT = FreeMemory("GPU-front", "0000:3d:00.0", 1 << 30)
 BACK = FreeMemory("GPU-back", "0000:63:00.0", 40 << 30)
 SERVICES = (
-    room_run.Service("text", "awake", ("GPU-front", "GPU-back")),
-    room_run.Service("ocr", "sleeping", ("GPU-front",)),
-    room_run.Service("embed", "waking", ("GPU-back",)),
+    router.Service("text", "awake", ("GPU-front", "GPU-back")),
+    router.Service("ocr", "sleeping", ("GPU-front",)),
+    router.Service("embed", "waking", ("GPU-back",)),
 )
 
 
@@ -58,12 +59,12 @@ def test_only_services_that_use_memory_of_a_short_gpu_are_in_the_way() -> None:
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"services": None}])
 def test_an_answer_of_another_form_is_no_status(answer: object) -> None:
-    with pytest.raises(room_run.NoAnswerError, match="not its status"):
-        room_run.parse_status(answer)
+    with pytest.raises(router.NoAnswerError, match="not its status"):
+        router.parse_status(answer)
 
 
 def test_no_driver_and_one_that_hangs_or_fails_are_told_apart(tmp_path: Path) -> None:
-    admin = room_run.Admin(tmp_path)
+    admin = router.Admin(tmp_path)
     room, short, _ = room_run.look(admin, [str(tmp_path / "absent")])
     assert (room.lines, short) == (["There is no GPU driver here, so no service must make room."], [])
     failing = tmp_path / "nvidia-smi"
@@ -74,9 +75,9 @@ def test_no_driver_and_one_that_hangs_or_fails_are_told_apart(tmp_path: Path) ->
 
 
 def test_a_box_without_a_router_says_so(tmp_path: Path) -> None:
-    with pytest.raises(room_run.NoAnswerError, match="no router is deployed"):
-        room_run.Admin(tmp_path).status()
+    with pytest.raises(router.NoAnswerError, match="no router is deployed"):
+        router.Admin(tmp_path).status()
     (tmp_path / "router").mkdir()
     (tmp_path / "router" / "router.env").write_text("OTHER=1\n")
-    with pytest.raises(room_run.NoAnswerError, match="does not say ROUTER_ADMIN_ADDRESS"):
-        room_run.Admin(tmp_path).status()
+    with pytest.raises(router.NoAnswerError, match="does not say ROUTER_ADMIN_ADDRESS"):
+        router.Admin(tmp_path).status()

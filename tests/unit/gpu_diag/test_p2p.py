@@ -24,6 +24,8 @@ from gpu_diag.evidence import EvidenceStore, json_schema
 from gpu_diag.p2p import child, plan, probe, verdict, words
 from gpu_diag.p2p import classify as classify_module
 from gpu_diag.p2p.verdict import Ending
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 TABLE: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "p2p_verdict_table.json").read_text())
 # Two GPUs are enough for most faults, and three times as fast.
@@ -278,7 +280,14 @@ def test_eight_gpus_fit_into_their_arenas() -> None:
 def test_nonces_are_far_from_each_other_and_from_all_complements() -> None:
     nonces = words.choose_nonces(random.Random(3))
     everything = np.array([*nonces, *(nonce ^ 0xFFFF for nonce in nonces)], np.uint64)
-    apart = np.bitwise_count(everything[:, None] ^ everything[None, :])
+    apart = words.bits_apart(everything[:, None], everything[None, :])
     np.fill_diagonal(apart, 64)
     assert apart.min() >= 4
     assert len(nonces) == 1023
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))
+@settings(max_examples=200, deadline=None)
+def test_bits_are_counted_as_python_counts_them(values: list[int]) -> None:
+    found = words.count_bits(np.array(values, np.uint64))
+    assert found.tolist() == [value.bit_count() for value in values]

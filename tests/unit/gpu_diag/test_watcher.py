@@ -50,7 +50,9 @@ def test_a_plain_process_is_started_left_alone_and_restarted(watcher: watcher_ru
     second = pid_of(watcher)
 
     (Path(watcher.package) / "gpu_diag" / "exits.py").open("a").write("\n")
-    assert watcher_run.keep(watcher, check_mode=False) == ["process watch: package differs, restarted"]
+    assert watcher_run.keep(watcher, check_mode=False) == [
+        "process watch: package or command differs, restarted"
+    ]
     assert pid_of(watcher) != second
     assert watcher_run.keep(watcher, check_mode=False) == []
 
