@@ -185,9 +185,7 @@ def _after(flag: str, words: list[str]) -> str:
     return words[words.index(flag) + 1]
 
 
-def router_in(
-    folder: Path, entries: Iterable[dict[str, Any]], *program: str, **environment: str
-) -> Router:
+def router_in(folder: Path, entries: Iterable[dict[str, Any]], *program: str, **environment: str) -> Router:
     """A router, not yet started, that knows these services. `program` is run in place of the router's own."""
     router = Router(folder, {"ROUTER_HOLD_OFFLOADED": "300", **environment})
     if program:

@@ -13,9 +13,7 @@ right_steps = lifecycle.steps_of
 
 def steps_without_reload(transition: Transition, from_depth: Depth) -> tuple[Step, ...]:
     """All steps but the one that matters."""
-    return tuple(
-        step for step in right_steps(transition, from_depth) if step is not Step.RELOAD_WEIGHTS
-    )
+    return tuple(step for step in right_steps(transition, from_depth) if step is not Step.RELOAD_WEIGHTS)
 
 
 if __name__ == "__main__":
