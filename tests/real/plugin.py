@@ -1,6 +1,6 @@
-"""Runs the contract suite's common part, and the tests beside this, on real engines of one image.
+r"""Runs the contract suite's common part, and the tests beside this, on real engines of one image.
 
-python -m pytest -p tests.real.plugin tests/contract tests/real --engine-image vllm-frontdoor/engine-cpu:0.27.1
+python -m pytest -p tests.real.plugin tests/contract tests/real --engine-image NAME:VERSION
 """
 
 from __future__ import annotations

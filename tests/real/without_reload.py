@@ -1,4 +1,4 @@
-"""The router with one mistake: a wake from level 2 leaves the reload of the weights out. The canary must see it."""
+"""The router with one mistake: a wake from level 2 doesn't reload the weights. The canary must see it."""
 
 from __future__ import annotations
 
