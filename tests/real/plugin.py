@@ -1,4 +1,4 @@
-r"""Runs the contract suite's common part, and the tests beside this, on real engines of one image.
+"""Runs the contract suite's common part, and the tests beside this, on real engines of one image.
 
 python -m pytest -p tests.real.plugin tests/contract tests/real --engine-image NAME:VERSION
 """
