@@ -131,11 +131,24 @@ class Changeover:
         starting = {c.service: c for c in changes if isinstance(c, Starting)}
         remade = {c.network for c in changes if isinstance(c, pure.CreateNetwork) and c.replaces}
         self._networks_left = remade
-        for turn in replacing.turns(starting, self._given.waves):
+        new_image = self._with_new_image(starting.values(), observed) if self._front is not None else set()
+        for turn in replacing.turns(starting, self._given.waves, new_image):
             allowed = [name for name in turn if self._may_begin(starting[name])]
             if allowed:
                 with ThreadPoolExecutor(len(allowed)) as pool:
                     list(pool.map(lambda name: self._bring_up(starting[name], observed), allowed))
+
+    def _with_new_image(self, starting: Iterable[Starting], observed: pure.Observed) -> set[str]:
+        """Services that run now and are replaced by another image."""
+        image_ids = {one.id: one.image_id for one in observed.containers}
+        wanted = {one.name: observed.images.get(one.image) for one in self._given.desired.services}
+        return {
+            change.service
+            for change in starting
+            if isinstance(change, pure.CreateContainer)
+            and change.replaces is not None
+            and image_ids.get(change.replaces) != wanted[change.service]
+        }
 
     def _may_begin(self, change: Starting) -> bool:
         runs = isinstance(change, pure.CreateContainer) and change.replaces is not None
