@@ -18,6 +18,7 @@ COMMANDS = sorted({*COMMAND.findall(BLOCKS), *COMMAND.findall(QUOTED)})
 RUN_ELSEWHERE = {
     "./box rehearse --down": "test_teardown.py",
     "./box rehearse --purge": "tests/removal/test_purge.py",
+    "./box rollback -i inventory/hosts.yml": "test_deployment.py",
     "./box test": "what runs this test",
     "./box test unit": "a stage of what runs this test",
 }
