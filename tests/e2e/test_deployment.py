@@ -38,11 +38,16 @@ KEY = "sk-a-key-of-the-end-to-end-test"
 PATIENCE_SECONDS = 600
 
 
+def declared() -> dict[str, Any]:
+    """The rehearsal's services, as group_vars declare them."""
+    path = REPOSITORY / "group_vars" / "rehearsal" / "services.yml"
+    found: dict[str, Any] = yaml.safe_load(path.read_text())["vllm_service_services"]
+    return found
+
+
 def services(name: str, **changes: object) -> str:
     """Extra variables: the rehearsal's services, one of them changed."""
-    path = REPOSITORY / "group_vars" / "rehearsal" / "services.yml"
-    declared = yaml.safe_load(path.read_text())["vllm_service_services"]
-    return json.dumps({"vllm_service_services": declared | {name: declared[name] | changes}})
+    return json.dumps({"vllm_service_services": declared() | {name: declared()[name] | changes}})
 
 
 class Asker:
@@ -72,6 +77,7 @@ class Asker:
                     self.failures.append(repr(error))
             except Exception as error:  # noqa: BLE001 - whatever a client would see
                 self.failures.append(repr(error))
+                time.sleep(0.5)
 
     def __enter__(self) -> Asker:
         self._thread.start()
@@ -225,6 +231,21 @@ def test_after_a_failure_the_next_run_puts_files_right_and_touches_no_container(
     assert container_ids() == before
     assert all(change.startswith("file ") for change in repaired.changes), repaired.changes
     assert deployed.box.succeed("rehearse").changed == 0
+
+
+def test_a_service_that_goes_lets_what_is_under_way_end(deployed: Deployed) -> None:
+    deployed.box.succeed("rehearse")
+    alone = json.dumps({"vllm_service_services": {"embed": declared()["embed"]}})
+    with Asker(stream_text) as streams:
+        gone = deployed.box.succeed("rehearse", "-e", alone)
+    assert f"container {container_name('text')}: no longer planned, removed" in gone.changes
+    assert set(container_ids()) == {container_name("embed"), container_name("router")}
+    # Afterwards there is no such model; until then every stream came to its end.
+    assert all("NotFoundError" in failure for failure in streams.failures), streams.failures
+    deployed.box.succeed("rehearse")
+    with Asker(stream_text) as streams:
+        pass
+    assert streams.failures == []
 
 
 # ---------------------------------------------------------------------------------------------- the router
