@@ -21,6 +21,7 @@ RUN_ELSEWHERE = {
     "./box rehearse --purge": "tests/removal/test_purge.py",
     "./box bundle /srv/frontdoor.bundle -i inventory/hosts.yml": "tests/docker/air_gapped/test_install.py",
     "./box pull OWNER/NAME -i inventory/hosts.yml": "tests/docker/hub/test_pull.py",
+    "./box rollback -i inventory/hosts.yml": "test_deployment.py",
     "./box test": "what runs this test",
     "./box test unit": "a stage of what runs this test",
 }
