@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
@@ -13,6 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from wake_router.openai_errors import AnswerError, engine_broke_off
+from wake_router.tokens import BYTES_KEPT, CHUNKS_KEPT
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -76,6 +78,8 @@ class Exchange:
     """Whether the client's credentials are for the engine (the router itself needs none)."""
     model: str = ""
     """The model that it is for, as its engine knows it."""
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=CHUNKS_KEPT))
+    """The end of the answer so far, where engines report their usage."""
 
     def header(self, name: bytes) -> str | None:
         """A header of the request by its lower-case name; the first one."""
@@ -99,11 +103,13 @@ class Exchange:
     async def write(self, chunk: bytes) -> None:
         """Send a part of the body."""
         self.bytes_out += len(chunk)
+        self.tail.append(chunk[-BYTES_KEPT:])
         await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
         """Send the last part of the body."""
         self.bytes_out += len(chunk)
+        self.tail.append(chunk[-BYTES_KEPT:])
         self.finished = True
         await self.send({"type": "http.response.body", "body": chunk, "more_body": False})
 
