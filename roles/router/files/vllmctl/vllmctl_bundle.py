@@ -1,7 +1,7 @@
 """Bundles the package vllmctl and the wheels it needs into one file that Python runs.
 
-The same input gives the same bytes: entries are sorted, and all have one date and one mode. Wheels have to be pure
-Python, since nothing can be loaded as a shared library from within a file.
+The same input gives the same bytes: entries are sorted, and all have one date and one mode. Wheels have to be
+pure Python, since nothing can be loaded as a shared library from within a file.
 """
 
 from __future__ import annotations

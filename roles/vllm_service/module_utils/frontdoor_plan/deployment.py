@@ -52,6 +52,7 @@ def router(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]
             _folder(f"{root}/registry"),
             _folder(f"{root}/secrets", mode="0750", group=gid),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
+            _folder(plan.instance.evidence),
         ],
         "secrets": [
             {"path": ADMIN_TOKEN, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}

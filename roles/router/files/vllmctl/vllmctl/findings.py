@@ -115,7 +115,8 @@ def versions(by_service: Mapping[str, str | None]) -> Finding:
     silent = sorted(name for name, version in by_service.items() if version is None)
     spoken = {version for version in by_service.values() if version is not None}
     if silent:
-        return Finding(Level.UNKNOWN, "versions", f"No version is told by: {', '.join(silent)}.")
+        advice = "An engine tells its version once it has started; 'vllmctl status' shows whether it has."
+        return Finding(Level.UNKNOWN, "versions", f"No version is told by: {', '.join(silent)}.", advice)
     if len(spoken) > 1:
         told = ", ".join(f"{name} {version}" for name, version in sorted(by_service.items()))
         advice = "Run the site playbook, which brings all engines to one image."

@@ -136,7 +136,8 @@ def event(fields: Json) -> str:
         for name, value in fields.items()
         if name not in hidden and value not in (None, "", [])
     )
-    return f"{str(fields['time'])[:19]}  {fields['event']:<11} {fields.get('service') or '':<12} {details}".rstrip()
+    head = f"{str(fields['time'])[:19]}  {fields['event']:<11} {fields.get('service') or '':<12}"
+    return f"{head} {details}".rstrip()
 
 
 def _text(value: Any) -> str:

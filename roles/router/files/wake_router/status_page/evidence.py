@@ -1,7 +1,8 @@
 """What the diagnostics left on the box, in the form that operators look at.
 
 The documents are written by another role (`gpu_diag`) as `<folder>/<kind>/<time>-<random>.json` and never
-change once written; marks below `<folder>/suspect` revoke what was proven on a GPU before them, in the same boot.
+change once written; marks below `<folder>/suspect` revoke what was proven on a GPU before them, in the same
+boot.
 """
 
 from __future__ import annotations

@@ -159,7 +159,8 @@ def _queue(status: Status) -> str:
 def _wakes(wakes: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     rows = "".join(
         f"<tr><td>{escape(service)}</td><td>{escape(depth)}</td>"
-        f"<td>{seconds_plot(f'{service} from {depth}', values)}</td><td>{duration(values[-1])}</td><td>{duration(max(values))}</td></tr>"
+        f"<td>{seconds_plot(f'{service} from {depth}', values)}</td>"
+        f"<td>{duration(values[-1])}</td><td>{duration(max(values))}</td></tr>"
         for service, by_depth in wakes.items()
         for depth, values in by_depth.items()
         if values
