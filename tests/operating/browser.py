@@ -64,7 +64,7 @@ class Browser:
         )
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression in the page gives. (The page's own policy doesn't bind the debugger.)"""
+        """What a JavaScript expression in the page gives; the page's policy doesn't bind the debugger."""
         answer = self.command(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -102,7 +102,8 @@ class Browser:
     def click(self, selector: str) -> None:
         """Click in the middle of an element, with the mouse."""
         place = self.value(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            "e.scrollIntoView({block: 'center'});"
             "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllmctl_bundle import bundle
 
 from tests.standin.processes import ROOT, TOKEN, Engine, Router
 
@@ -112,15 +113,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         check=True,
     )
-    sys.path.insert(0, str(VLLMCTL))
-    from vllmctl_bundle import bundle
-
     wheels = sorted(folder.glob("*.whl"))
     path = folder / "bin" / "vllmctl"
     path.parent.mkdir()
-    path.write_bytes(bundle(VLLMCTL / "vllmctl", wheels))
+    path.write_bytes(bundle(VLLMCTL, wheels))
     path.chmod(0o755)
-    assert bundle(VLLMCTL / "vllmctl", reversed(wheels)) == path.read_bytes(), "the same input, other bytes"
+    assert bundle(VLLMCTL, reversed(wheels)) == path.read_bytes(), "the same input, other bytes"
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_why_tells_reasons_and_what_happened(frontdoor: Frontdoor) -> None:
 
 def test_events_are_past_ones_and_with_f_what_happens(frontdoor: Frontdoor) -> None:
     frontdoor.succeed("sleep", "text")
-    assert "transition   text         transition sleep" in frontdoor.succeed("events")
+    assert re.search(r"transition\s+text\s+transition sleep, from_depth awake", frontdoor.succeed("events"))
     lines = frontdoor.succeed("events", "--json").splitlines()
     assert {"time", "event"} <= json.loads(lines[-1]).keys()
     with subprocess.Popen(
@@ -110,7 +111,8 @@ def test_events_are_past_ones_and_with_f_what_happens(frontdoor: Frontdoor) -> N
 
 def test_chat_streams_an_answer_and_wakes_the_model(frontdoor: Frontdoor) -> None:
     frontdoor.succeed("sleep", "text")
-    assert frontdoor.succeed("chat", "text", "Capital of France?") == "The capital of France is Paris.\n"
+    answer = frontdoor.succeed("chat", "text", "Capital of France?", "--max-tokens", "7")
+    assert answer == "The capital of France is Paris.\n"
     assert depth(frontdoor, "text") == "awake"
     conversation = frontdoor.succeed("chat", "text", "--max-tokens", "2", typed="One?\n\nTwo?\n")
     assert conversation == "The capital\n" * 2
@@ -275,4 +277,20 @@ def test_services_complete_in_three_shells(frontdoor: Frontdoor) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_a_script(frontdoor: Frontdoor, shell: str) -> None:
-    assert "vllmctl" in frontdoor.run("--show-completion", SHELL=f"/bin/{shell}").out
+    script = frontdoor.run(_VLLMCTL_COMPLETE=f"source_{shell}").out
+    assert f"_VLLMCTL_COMPLETE=complete_{shell}" in script
+
+
+def test_the_shell_that_is_used_is_found(frontdoor: Frontdoor) -> None:
+    """As a person would: from within bash, which then completes by what was printed."""
+    script = (
+        'eval "$(vllmctl --show-completion)"; COMP_WORDS=(vllmctl why emb); COMP_CWORD=2; '
+        '_vllmctl_completion vllmctl; echo "${COMPREPLY[*]}"'
+    )
+    path = f"{frontdoor.program.parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "--norc", "-c", f"{script}; true"],
+        env=frontdoor.environment | {"PATH": path},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.stdout.split() == ["embed", "embed-alias"], result

@@ -10,7 +10,7 @@ from typing import Any
 from ansible import constants
 from ansible.plugins.action import ActionBase
 
-_SOURCES = Path(__file__).resolve().parent.parent / "files" / "vllmctl"
+_SOURCES = Path(__file__).resolve().parent.parent / "files"
 sys.path.insert(0, str(_SOURCES))
 
 from vllmctl_bundle import BundleError, bundle  # noqa: E402
@@ -43,7 +43,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             local.flush()
             copied = self._copy(local.name, dest, task_vars)
         changes = [f"file {dest}: {verb}"] if copied.get("changed") else []
-        kept = {key: copied[key] for key in ("failed", "msg", "changed") if key in copied}
+        kept: dict[str, Any] = {key: copied[key] for key in ("failed", "msg", "changed") if key in copied}
         return {**result, **kept, "changes": changes}
 
     def _copy(self, source: str, dest: str, task_vars: dict[str, Any] | None) -> dict[str, Any]:
