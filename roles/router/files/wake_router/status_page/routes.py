@@ -86,6 +86,11 @@ def _add_pages(app: FastAPI, shown: StatusPage) -> None:
     async def to_the_page() -> Response:
         return RedirectResponse("/status", 307, HEADERS)
 
+    @app.get("/favicon.ico")
+    async def no_picture() -> Response:
+        """Browsers ask for one by themselves."""
+        return Response(status_code=204, headers=HEADERS)
+
     @app.get("/status")
     async def whole_page() -> Response:
         return HTMLResponse(page(await shown.view()), headers=HEADERS)
