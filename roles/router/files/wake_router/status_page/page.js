@@ -10,11 +10,19 @@ function say(text) {
   connection.textContent = text;
 }
 
+// What is replaced between press and release of a mouse button would swallow the click.
+let pressed = false;
+addEventListener("pointerdown", () => (pressed = true), true);
+for (const end of ["pointerup", "pointercancel"])
+  addEventListener(end, () => setTimeout(() => (pressed = false)), true);
+
 async function show() {
   const answer = await fetch("/status/content", { cache: "no-store" });
   if (!answer.ok) throw new Error(`the router answers ${answer.status}`);
+  const text = await answer.text();
+  if (pressed) return showSoon();
   const focused = document.activeElement && document.activeElement.id;
-  content.innerHTML = await answer.text();
+  content.innerHTML = text;
   for (const button of content.querySelectorAll("button[data-order]")) button.hidden = false;
   const again = focused && document.getElementById(focused);
   if (again && content.contains(again)) again.focus();
