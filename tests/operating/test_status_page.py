@@ -51,7 +51,7 @@ def test_everything_is_shown_and_nothing_comes_from_elsewhere(frontdoor: Frontdo
     text = browser.text()
     for expected in (
         *("Services", "Stand-In-1B", "awake", "Hold queue", "No request waits.", "Wake times", "Events"),
-        *("Copies between GPUs", "2026-08-07T10:00:30", "corrupt", "of an earlier boot", "Weights"),
+        *("Copies between GPUs", "2026-08-07 10:00 UTC", "corrupt", "of an earlier boot", "Weights"),
     ):
         assert expected in text, expected
     cells = browser.value("[...document.querySelectorAll('.matrix tbody tr')].map(r => r.innerText)")

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, Final
 
 from wake_router.admin_contract import ServiceStatus, Status
+from wake_router.lifecycle import PARKED
 from wake_router.status_page.evidence import EvidenceView, PathEvidence
 from wake_router.status_page.plots import seconds_plot
 
@@ -93,6 +94,11 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} d"
 
 
+def moment(timestamp: str) -> str:
+    """An ISO 8601 moment in UTC, to the minute."""
+    return f'<time datetime="{escape(timestamp)}">{escape(timestamp[:16].replace("T", " "))} UTC</time>'
+
+
 def _section(identity: str, title: str, body: str) -> str:
     return f'<section aria-labelledby="{identity}"><h2 id="{identity}">{title}</h2>{body}</section>'
 
@@ -133,7 +139,8 @@ def _service(service: ServiceStatus) -> str:
 
 def _buttons(service: ServiceStatus) -> str:
     name = escape(service.name)
-    unwanted = {"unpin"} if not service.pinned else {"pin"}
+    unwanted = {"pin" if service.pinned else "unpin"}
+    unwanted.add("drain" if set(service.conditions) & PARKED else "prove")
     return "".join(
         f'<button type="button" hidden id="{order}-{name}" data-service="{name}" data-order="{order}" '
         f'data-question="{escape(question.format(service=service.name))}" '
@@ -179,7 +186,7 @@ _PROBES: Final = {"p2p": "Copies between GPUs", "integrity": "Each GPU by itself
 
 def _path(path: PathEvidence) -> str:
     verdict = f'<p><span class="mark {escape(path.verdict)}">{escape(path.verdict)}</span> '
-    verdict += f"probed {escape(path.finished_at)}, {duration(path.age_seconds)} ago</p>"
+    verdict += f"probed {moment(path.finished_at)}, {duration(path.age_seconds)} ago</p>"
     doubts = list(path.suspicions)
     if not path.of_this_boot:
         doubts.insert(0, "It is of an earlier boot, so it proves nothing now: run the diagnose playbook.")
