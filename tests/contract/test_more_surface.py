@@ -22,6 +22,8 @@ import pytest
 
 from tests.standin.processes import HTTP, Engine, Router, free_port, wait_until
 
+pytestmark = pytest.mark.stand_in_only("keys, certificates, pages of browsers, listeners, bodies that wait")
+
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 ORIGIN = "https://app.example"
@@ -60,6 +62,7 @@ def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 # ---- official clients
 
 
+@pytest.mark.stand_in_only("official clients", instead="tests/real/test_official_clients.py")
 def test_openai_retries_until_the_model_is_there(engines: Engines, routers: Routers) -> None:
     sleeper = engines()
     router = routers(ROUTER_HOLD_SLEEPING="0", ROUTER_RETRY_AFTER_MAX="1")
@@ -74,6 +77,7 @@ def test_openai_retries_until_the_model_is_there(engines: Engines, routers: Rout
     assert next(each["status"] for each in router.events("request")) == 503
 
 
+@pytest.mark.stand_in_only("official clients", instead="tests/real/test_official_clients.py")
 def test_openai_responses(router: Router) -> None:
     client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
     made = client.responses.create(model="TEXT", input="Capital of France?")
@@ -84,6 +88,7 @@ def test_openai_responses(router: Router) -> None:
         client.responses.retrieve("resp_unknown")
 
 
+@pytest.mark.stand_in_only("official clients", instead="tests/real/test_official_clients.py")
 def test_anthropic(router: Router) -> None:
     client = anthropic.Anthropic(base_url=router.url, api_key="none", max_retries=0)
     question: Any = [{"role": "user", "content": "Capital of France?"}]
@@ -97,6 +102,7 @@ def test_anthropic(router: Router) -> None:
 # ---- forms
 
 
+@pytest.mark.stand_in_only("audio")
 def test_audio(router: Router) -> None:
     sound = bytes(range(256)) * 50
     client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
@@ -104,6 +110,7 @@ def test_audio(router: Router) -> None:
     assert text == "12800 bytes of silence"
 
 
+@pytest.mark.stand_in_only("audio")
 @pytest.mark.parametrize(
     ("content_type", "body"),
     [
@@ -146,11 +153,13 @@ def talk(router: Router, query: str, *messages: Any, headers: dict[str, str] | N
     return asyncio.run(run())
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_by_query(router: Router) -> None:
     got = talk(router, "?model=text", {"type": "a"}, b"\x00\x01", {"type": "close"})
     assert got == [{"type": "echo", "known": True, "got": {"type": "a"}}, b"\x00\x01", 4000]
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 @pytest.mark.parametrize(
     "first",
     [
@@ -165,6 +174,7 @@ def test_realtime_by_the_session(router: Router, first: dict[str, Any]) -> None:
     assert got[-1] == 4000
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_without_a_model(router: Router) -> None:
     got = talk(router, "", {"type": "a"}, {"type": "a"}, {"type": "a"}, {"type": "a"})
     assert got[0]["error"]["param"] == "model"
@@ -173,6 +183,7 @@ def test_realtime_without_a_model(router: Router) -> None:
     assert (got[0]["error"]["code"], got[-1]) == ("model_not_found", 1008)
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_is_a_lease_and_idle_sockets_are_closed(router: Router) -> None:
     with ThreadPoolExecutor(1) as pool:
         talking = pool.submit(talk, router, "?model=text", {"type": "a"})
@@ -181,25 +192,35 @@ def test_realtime_is_a_lease_and_idle_sockets_are_closed(router: Router) -> None
     wait_until(lambda: router.status("text")["in_flight"] == 0)
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_wakes(router: Router) -> None:
     router.order("services/text/sleep")
     assert talk(router, "?model=text", {"type": "close"}) == [4000]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1%2Frealtime", "/", "/admin/events"])
-def test_other_websockets(router: Router, path: str) -> None:
-    async def run() -> int:
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.WSServerHandshakeError) as error:
-                await session.ws_connect(f"{router.url}{path}?model=text")
-            return error.value.status
-
-    assert asyncio.run(run()) == 403
+def handshake(router: Router, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    """Ask for a websocket as a plain request, so that a refusal can be read."""
+    usual = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    key = {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+    return HTTP.get(f"{router.url}{path}?model=text", headers={**usual, **key, **(headers or {})})
 
 
+@pytest.mark.stand_in_only("realtime websockets")
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/chat/completions", 405), ("/v1%2Frealtime", 404), ("/", 404), ("/admin/events", 404)],
+)
+def test_other_websockets(router: Router, path: str, status: int) -> None:
+    answer = handshake(router, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.stand_in_only("realtime websockets")
 def test_websockets_of_foreign_pages(router: Router) -> None:
-    with pytest.raises(aiohttp.WSServerHandshakeError):
-        talk(router, "?model=text", headers={"Origin": "https://evil.example"})
+    refused = handshake(router, "/v1/realtime", {"Origin": "https://evil.example"})
+    assert refused.status_code == 403
+    assert "origin" in refused.json()["error"]["message"]
     assert talk(router, "?model=text", {"type": "close"}, headers={"Origin": ORIGIN}) == [4000]
 
 
@@ -249,8 +270,9 @@ def test_keys(engine: Engine, routers: Routers, tmp_path: Path) -> None:
     assert router.order("reload").status_code == 422
     assert router.chat("text", headers={"Authorization": "Bearer two"}).status_code == 200
     assert {each["key"] for each in router.events("request")} == {None, "key-one", "key-two"}
-    with pytest.raises(aiohttp.WSServerHandshakeError):
-        talk(router, "?model=text")
+    refused = handshake(router, "/v1/realtime")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert refused.headers["www-authenticate"] == "Bearer"
 
 
 def test_tls(engine: Engine, routers: Routers, tmp_path: Path) -> None:

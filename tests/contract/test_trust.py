@@ -13,6 +13,8 @@ import pytest
 
 from tests.standin.processes import HTTP, Engine, Router, wait_until
 
+pytestmark = pytest.mark.stand_in_only("faults on order")
+
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 GARBAGE = "!"
@@ -35,6 +37,7 @@ def memory(router: Router) -> dict[str, Any]:
     return dict(json.loads((router.folder / "state/memory/text.json").read_text()))
 
 
+@pytest.mark.stand_in_only("faults on order", instead="tests/real/test_skipped_reload.py")
 def test_garbage_is_never_served(engines: Engines, routers: Routers) -> None:
     engine, router = fresh(engines, routers)
     assert router.order("services/text/offload").status_code == 200

@@ -13,6 +13,8 @@ import pytest
 
 from tests.standin.processes import HTTP, Engine, Router, until, wait_until
 
+pytestmark = pytest.mark.stand_in_only("faults on order")
+
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 LEVEL_2_WAKE = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]

@@ -10,6 +10,7 @@ from .instance import Instance
 from .model import Desired, Discovered, Plan, Refusal, WeightEvidence
 from .planning import check_declaration, merged, plan, plan_declaration
 from .prediction import predict
+from .releasing import declaration_of_release, release_content, release_files
 from .render import ComposeProject, Rendering, render
 from .table import plan_table, refusal_message
 from .usage import endpoint, questions, usage_lines
@@ -28,6 +29,7 @@ __all__ = [
     "UnreadableFactsError",
     "WeightEvidence",
     "check_declaration",
+    "declaration_of_release",
     "discovered_from_box",
     "endpoint",
     "merged",
@@ -38,6 +40,8 @@ __all__ = [
     "predict",
     "questions",
     "refusal_message",
+    "release_content",
+    "release_files",
     "render",
     "usage_lines",
     "weight_evidence_from_box",

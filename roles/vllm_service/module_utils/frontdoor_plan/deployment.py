@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from .instance import LOCKS
@@ -23,30 +24,61 @@ _LOG_LINES = 30
 _TOKEN_BYTES = 32
 
 
-def engines(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
-    """Parameters for the engines' project."""
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier release as it would be deployed today; what fails goes back to it."""
+
+    name: str
+    rendering: Rendering
+
+
+def engines(
+    plan: Plan, rendering: Rendering, desired: Desired, earlier: Earlier | None = None
+) -> dict[str, Any]:
+    """Parameters for the engines' project, which keeps the registry as well: it follows the containers."""
     root = plan.instance.root
     paths = [path for path in rendering.files if path.startswith("engines/")]
     return {
         **_common(plan, rendering.engines, desired),
-        "files": _files(rendering, [*paths, LAUNCHER]),
+        "files": _files(rendering, [*paths, LAUNCHER, REGISTRY]),
         "directories": [
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
             _folder(LOCKS),
         ],
         "secrets": [],
-        "reload": None,
+        "reload": _reload(plan, "registry/"),
+        "replacement": {
+            "url": admin_url(plan),
+            "token_file": f"{root}/{ADMIN_TOKEN}",
+            "registry": REGISTRY,
+            "waves": [list(wave) for wave in plan.waves],
+            "drain_seconds": desired.drain_seconds,
+            "prove_seconds": desired.prove_timeout_seconds,
+        },
+        "previous": _previous(earlier, "engines/", lambda rendering: rendering.engines),
     }
 
 
-def router(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
-    """Parameters for the router's project. The router's own user gets what it reads, and no more."""
+def router(
+    plan: Plan, rendering: Rendering, desired: Desired, earlier: Earlier | None = None
+) -> dict[str, Any]:
+    """Parameters for the router's project. The router's own user gets what it reads, and no more.
+
+    Of the registry it gets the first one here; from then on it changes with the engines.
+    """
     root, state = plan.instance.root, plan.instance.state
     uid, gid = str(plan.router.uid), str(plan.router.gid)
     return {
         **_common(plan, rendering.router, desired),
-        "files": _files(rendering, [ROUTER_COMPOSE, ROUTER_ENVIRONMENT, REGISTRY]),
+        "files": [
+            *_files(rendering, [ROUTER_COMPOSE, ROUTER_ENVIRONMENT]),
+            *(
+                {**file, "group": gid}
+                for file in _files(rendering, [path for path in rendering.files if _is_secret(path)])
+            ),
+            *({**file, "once": True} for file in _files(rendering, [REGISTRY])),
+        ],
         "directories": [
             _folder(f"{root}/router", mode="0750"),
             _folder(f"{root}/registry"),
@@ -57,11 +89,33 @@ def router(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]
         "secrets": [
             {"path": ADMIN_TOKEN, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
         ],
-        "reload": {
-            "url": f"{admin_url(plan)}/admin/reload",
-            "token_file": f"{root}/{ADMIN_TOKEN}",
-            "when_changed": "registry/",
-        },
+        "reload": _reload(plan, "secrets/"),
+        "replacement": None,
+        "previous": _previous(earlier, "router/", lambda rendering: rendering.router),
+    }
+
+
+def _reload(plan: Plan, when_changed: str) -> dict[str, str]:
+    token_file = f"{plan.instance.root}/{ADMIN_TOKEN}"
+    return {"url": admin_url(plan), "token_file": token_file, "when_changed": when_changed}
+
+
+def _previous(
+    earlier: Earlier | None, folder: str, project_of: Callable[[Rendering], ComposeProject]
+) -> dict[str, Any] | None:
+    if earlier is None:
+        return None
+    files = {
+        path: content
+        for path, content in earlier.rendering.files.items()
+        if path.startswith(folder) or path == REGISTRY
+    }
+    return {
+        "name": earlier.name,
+        "compose": dict(project_of(earlier.rendering).definition),
+        "files": [
+            {"path": path, "secret_content": content.decode("utf-8")} for path, content in files.items()
+        ],
     }
 
 
@@ -85,7 +139,7 @@ def _files(rendering: Rendering, paths: Iterable[str]) -> list[dict[str, Any]]:
 
 def _file(path: str, content: str) -> dict[str, Any]:
     """A file. Environments may hold secrets: only root reads them (Compose is root), and nobody logs them."""
-    private = path.endswith(".env")
+    private = path.endswith(".env") or _is_secret(path)
     return {
         "path": path,
         "secret_content" if private else "content": content,
@@ -93,6 +147,10 @@ def _file(path: str, content: str) -> dict[str, Any]:
         "owner": _ROOT_USER,
         "group": _ROOT_USER,
     }
+
+
+def _is_secret(path: str) -> bool:
+    return path.startswith("secrets/")
 
 
 def _folder(

@@ -80,6 +80,7 @@ def render(plan: Plan, launcher: bytes) -> Rendering:
         **{f"engines/{name}.env": content for name, content in environments.items()},
         ROUTER_COMPOSE: _compose_file(router, "The router", "the variables router_*"),
         ROUTER_ENVIRONMENT: router_environment,
+        **plan.router.secrets.files(),
         REGISTRY: registry(plan, engines.definition),
         LAUNCHER: launcher,
     }
@@ -260,18 +261,23 @@ def _router_environment(plan: Plan) -> dict[str, str]:
         "ROUTER_ADMIN_ADDRESS": f"127.0.0.1:{plan.instance.admin_port}",
         "ROUTER_HOLD_MAX": str(plan.router.hold_max_seconds),
         "ROUTER_PUBLIC_ADDRESS": f"{_router_address(plan)}:{plan.instance.public_port}",
+        **plan.router.settings,
+        **plan.router.secrets.environment(),
     }
 
 
 def _router_health_url(plan: Plan) -> str:
     local = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     address = _router_address(plan)
-    return f"http://{local.get(address, address)}:{plan.instance.public_port}/health"
+    return f"{plan.public_scheme}://{local.get(address, address)}:{plan.instance.public_port}/health"
 
 
 def _router_document(plan: Plan, environment: bytes) -> dict[str, Any]:
     instance = plan.instance
-    probe = f"import urllib.request; urllib.request.urlopen('{_router_health_url(plan)}', timeout=4)"
+    # It asks whether the router answers, and not by which name its certificate knows it.
+    context = ", context=ssl._create_unverified_context()" if plan.router.secrets.has_tls else ""
+    ask = f"urllib.request.urlopen('{_router_health_url(plan)}', timeout=4{context})"
+    probe = f"import ssl, urllib.request; {ask}"
     router = {
         "container_name": instance.router_container,
         "image": plan.router_image.id,
