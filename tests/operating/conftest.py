@@ -126,7 +126,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def frontdoor(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterator[Frontdoor]:
     """Started once for a module; every test leaves it usable."""
     folder = tmp_path_factory.mktemp("box")
-    text = Engine(name="text", model="Stand-In-1B").start()
+    text = Engine(token_file=folder / "router" / "launchers" / "text" / "token").start()
     embed = Engine(name="embed", model="Stand-In-Embed", task="embed", device="cpu:right").start()
     shutil.copytree(BOX_EVIDENCE, folder / "var" / INSTANCE / "evidence")
     router = Router(

@@ -22,7 +22,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(dest: Path, cache: Path, *words: str, wanted: str = "present") -> tuple[list[str], int]:
-    """Run the role's tasks; returns the sentences about what changed, and how many tasks changed something."""
+    """Run the role's tasks; returns the sentences about what changed, and how many tasks did."""
     variables = (f"wanted={wanted}", f"router_vllmctl_path={dest}", f"router_vllmctl_cache={cache}")
     program = Path(sys.executable).with_name("ansible-playbook")
     command = [str(program), "-i", "localhost,", str(PLAYBOOK), *words]

@@ -81,6 +81,12 @@ def test_drain_holds_and_prove_ends_it(frontdoor: Frontdoor) -> None:
     assert frontdoor.router.status("text")["conditions"] == []
 
 
+def test_restart_gives_the_engine_a_new_process(frontdoor: Frontdoor) -> None:
+    before = frontdoor.router.status("text")["incarnation"]
+    assert frontdoor.succeed("restart", "text") == "text is awake.\n"
+    assert frontdoor.router.status("text")["incarnation"] != before
+
+
 def test_why_tells_reasons_and_what_happened(frontdoor: Frontdoor) -> None:
     frontdoor.succeed("sleep", "text")
     told = frontdoor.succeed("why", "text")

@@ -126,9 +126,9 @@ def versions(by_service: Mapping[str, str | None]) -> Finding:
 
 def evidence(view: Json) -> Iterator[Finding]:
     """The age of the evidence, and what has revoked it."""
-    if not view["configured"]:
+    if not view["present"]:
         advice = "Run the site playbook, which gives the router the folder."
-        yield Finding(Level.UNKNOWN, "evidence", "The router was given no folder of evidence.", advice)
+        yield Finding(Level.UNKNOWN, "evidence", "The router has no folder of evidence.", advice)
         return
     for problem in view["problems"]:
         yield Finding(

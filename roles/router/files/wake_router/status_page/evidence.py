@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from wake_router.clock import Clock
 
 PATH_KINDS: Final = ("p2p", "integrity")
+SCHEMA_VERSION: Final = 1
 LARGEST_DOCUMENT_BYTES: Final = 64 * 1024 * 1024
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -57,10 +58,10 @@ class WeightsEvidence(BaseModel):
 
 
 class EvidenceView(BaseModel):
-    """Answer of `GET /admin/evidence`. `configured` is false where the router was given no folder."""
+    """Answer of `GET /admin/evidence`. `present` is false where there is no folder."""
 
     schema_version: Literal[1] = 1
-    configured: bool
+    present: bool
     paths: list[PathEvidence]
     weights: list[WeightsEvidence]
     problems: list[str]
@@ -69,7 +70,7 @@ class EvidenceView(BaseModel):
 class EvidenceReader:
     """Reads the folder, each document once. Blocks: call it in a thread."""
 
-    def __init__(self, folder: Path | None, boot_id_file: Path = _BOOT_ID) -> None:
+    def __init__(self, folder: Path, boot_id_file: Path = _BOOT_ID) -> None:
         self._folder = folder
         self._boot_id_file = boot_id_file
         self._known: dict[Path, Json] = {}
@@ -77,8 +78,8 @@ class EvidenceReader:
 
     def read(self, now: float) -> EvidenceView:
         """What is there; `now` is wall-clock time in seconds."""
-        if self._folder is None:
-            return EvidenceView(configured=False, paths=[], weights=[], problems=[])
+        if not self._folder.is_dir():
+            return EvidenceView(present=False, paths=[], weights=[], problems=[])
         problems: list[str] = []
         self._seen = {}
         marks = [mark for _, mark in self._documents(self._folder / "suspect", problems)]
@@ -89,7 +90,7 @@ class EvidenceReader:
             paths += [_path_evidence(kind, newest[1], marks, boot_id, now)] if newest else []
         found = [document for _, document in self._documents(self._folder / "weights", problems)]
         self._known = self._seen
-        return EvidenceView(configured=True, paths=paths, weights=_weights(found, now), problems=problems)
+        return EvidenceView(present=True, paths=paths, weights=_weights(found, now), problems=problems)
 
     def _documents(self, folder: Path, problems: list[str]) -> Iterator[tuple[Path, Json]]:
         """Documents of a folder, the newest first; what can't be read becomes a sentence."""
@@ -112,7 +113,7 @@ class EvidenceWatch:
         self._reader = reader
         self._clock = clock
         self._one_at_a_time = asyncio.Lock()
-        self.latest = EvidenceView(configured=False, paths=[], weights=[], problems=[])
+        self.latest = EvidenceView(present=False, paths=[], weights=[], problems=[])
 
     async def refresh(self) -> EvidenceView:
         """Read again, and return what was found."""
@@ -133,7 +134,10 @@ def _read(path: Path, problems: list[str]) -> Json | None:
     except (ValueError, RecursionError):
         problems.append(f"The evidence {path.name} is not JSON: remove it, the probe writes a new one.")
         return None
-    return _trimmed(document) if isinstance(document, dict) else None
+    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
+        problems.append(f"The evidence {path.name} has not the schema version {SCHEMA_VERSION}.")
+        return None
+    return _trimmed(document)
 
 
 def _trimmed(document: Json) -> Json:

@@ -221,7 +221,7 @@ def _cell(verdict: str | None) -> str:
 def _weights(evidence: EvidenceView) -> str:
     problems = "".join(f'<p class="doubt">{escape(problem)}</p>' for problem in evidence.problems)
     if not evidence.weights:
-        why = "has found none" if evidence.configured else "was given no folder (FRONTDOOR_EVIDENCE)"
+        why = "has found none" if evidence.present else "has no folder of evidence (FRONTDOOR_EVIDENCE)"
         return _section("weights", "Weights", f"{problems}<p>The router {why}: no verdicts on weights.</p>")
     rows = "".join(
         f'<tr><td>{escape(each.model.rsplit("/", 1)[-1])}</td><td><span class="mark {escape(each.verdict)}">'
