@@ -34,8 +34,9 @@ class Tokens:
 
 
 def _last_usage(tail: bytes) -> bytes:
-    """What follows the last usage's bracket; empty where there is none. (Searching backwards for plain bytes is
-    several times as fast as a pattern is.)
+    """What follows the last usage's bracket; empty where there is none.
+
+    Searching backwards for plain bytes is several times as fast as a pattern is.
     """
     place = tail.rfind(_NAME)
     while place >= 0:
