@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from wake_router.lifecycle import Condition, Depth, ServiceState
+from wake_router.tokens import Tokens
 
 _WAKE_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 600, 1800)
 _REQUEST_BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1200)
@@ -20,6 +21,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "frontdoor_requests", "Answered requests", ["service", "key", "status"], registry=self.registry
+        )
+        self.tokens = Counter(
+            "frontdoor_tokens",
+            "Tokens that engines report, prompt or completion",
+            ["service", "key", "kind"],
+            registry=self.registry,
         )
         self.refusals = Counter(
             "frontdoor_refusals", "Requests answered by the router itself", ["code"], registry=self.registry
@@ -85,6 +92,12 @@ class Metrics:
             ["service", "depth"],
             registry=self.registry,
         )
+
+    def count_tokens(self, service: str, key: str, tokens: Tokens | None) -> None:
+        """Count what an answer reported; None: nothing."""
+        if tokens is not None:
+            self.tokens.labels(service, key, "prompt").inc(tokens.prompt)
+            self.tokens.labels(service, key, "completion").inc(tokens.completion)
 
     def show(self, services: Iterable[tuple[str, ServiceState]], cordoned: Iterable[str]) -> bytes:
         """The exposition text, for the services and the cordoned devices as they are now."""

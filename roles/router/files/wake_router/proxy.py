@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
 from wake_router.http_protocol import OUTLET, Outlet
 from wake_router.openai_errors import AnswerError, engine_broke_off
+from wake_router.tokens import BYTES_KEPT, CHUNKS_KEPT
 from wake_router.upstream import BrokenOffError, Connection, Headers, Pool, request_head
 
 Scope = MutableMapping[str, Any]
@@ -57,6 +59,8 @@ class Exchange:
     """Whether the client's credentials are for the engine (the router itself needs none)."""
     model: str = ""
     """The model that it is for, as its engine knows it."""
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=CHUNKS_KEPT))
+    """The end of the answer so far, where engines report their usage."""
 
     @property
     def outlet(self) -> Outlet:
@@ -92,11 +96,13 @@ class Exchange:
     async def write(self, chunk: bytes) -> None:
         """Send a part of the body."""
         self.bytes_out += len(chunk)
+        self.tail.append(chunk[-BYTES_KEPT:])
         await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
         """Send the last part of the body."""
         self.bytes_out += len(chunk)
+        self.tail.append(chunk[-BYTES_KEPT:])
         self.finished = True
         await self.send({"type": "http.response.body", "body": chunk, "more_body": False})
 
@@ -133,13 +139,14 @@ class Exchange:
 class _Pieces:
     """Hands an engine's pieces to the client at once, and slows the engine down to the client's pace."""
 
-    __slots__ = ("_clock", "_exchange", "_see", "_write")
+    __slots__ = ("_clock", "_exchange", "_keep", "_see", "_write")
 
     def __init__(self, exchange: Exchange, clock: Callable[[], float], see: Callable[[bytes], None] | None):
         self._exchange = exchange
         self._clock = clock
         self._see = see
         self._write = exchange.outlet.write
+        self._keep = exchange.tail.append
 
     def note(self, piece: bytes) -> None:
         """A piece has come; of the first one more is known."""
@@ -152,6 +159,7 @@ class _Pieces:
         """Pass a piece on; False: the client has to catch up first."""
         self.note(piece)
         self._exchange.bytes_out += len(piece)
+        self._keep(piece[-BYTES_KEPT:])
         return self._write(piece)
 
 

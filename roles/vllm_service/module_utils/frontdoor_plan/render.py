@@ -260,6 +260,7 @@ def admin_url(plan: Plan) -> str:
 def _router_environment(plan: Plan) -> dict[str, str]:
     return {
         "FRONTDOOR_ADMIN_TOKEN_FILE": "/secrets/admin-token",
+        "FRONTDOOR_EVIDENCE": "/evidence",
         "FRONTDOOR_REGISTRY": "/registry/registry.json",
         "FRONTDOOR_STATE": "/state",
         "IDLE_OFFLOAD_MIN": str(plan.router.idle_offload_minutes),
@@ -299,6 +300,7 @@ def _router_document(plan: Plan, environment: bytes) -> dict[str, Any]:
             _bind(f"{instance.root}/registry", "/registry", read_only=True),
             _bind(f"{instance.state}/router", "/state", read_only=False),
             _bind(f"{instance.root}/secrets", "/secrets", read_only=True),
+            _bind(instance.evidence, "/evidence", read_only=True),
         ],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
