@@ -38,10 +38,11 @@ def test_no_route_is_forgotten() -> None:
     assert not set(BODIES) & set(NOT_ON_THESE_MODELS)
 
 
-def test_every_route_wakes_its_engine_and_is_answered(proven: Callable[..., Router]) -> None:
+def test_every_route_is_answered(proven: Callable[..., Router]) -> None:
     router = proven().start()
-    for path, (service, body) in BODIES.items():
+    for service in ("text", "embed"):
         assert router.order(f"services/{service}/sleep", SECONDS).status_code == 200
+    for path, (service, body) in BODIES.items():
         answer = HTTP.post(f"{router.url}{path}", json={"model": service, **body}, timeout=SECONDS)
         assert answer.status_code == 200, f"{path}: {answer.text}"
         assert answer.json(), path
