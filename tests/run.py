@@ -94,6 +94,12 @@ def contract() -> None:
     run(sys.executable, "-m", "pytest", "tests/contract", "tests/fuzz")
 
 
+def operating() -> None:
+    """vllmctl, the status page in Chromium, rules and dashboard in Prometheus, the docs' commands."""
+    run("ansible-playbook", "-i", "localhost,", "tests/operating.yml")
+    run(sys.executable, "-m", "pytest", "tests/operating")
+
+
 def e2e() -> None:
     """The rehearsal box: real engines, real clients, from a clean copy of this repository."""
     run(sys.executable, "-m", "pytest", "tests/e2e")
@@ -150,6 +156,7 @@ STAGES: dict[str, Callable[[], None]] = {
     "unit": unit,
     "gate": gate,
     "contract": contract,
+    "operating": operating,
     "e2e": e2e,
     "docker": docker,
     "real": real,

@@ -5,10 +5,10 @@ stand-in.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import ssl
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +20,7 @@ import httpx
 import openai
 import pytest
 
+from tests.contract.keys import keys_file
 from tests.standin.processes import HTTP, Engine, Router, free_port, wait_until
 
 pytestmark = pytest.mark.stand_in_only("keys, certificates, pages of browsers, listeners, bodies that wait")
@@ -27,17 +28,6 @@ pytestmark = pytest.mark.stand_in_only("keys, certificates, pages of browsers, l
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 ORIGIN = "https://app.example"
-
-
-def keys_file(folder: Path, *secrets: str, **limits: int) -> Path:
-    path = folder / "keys.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = [
-        {"name": f"key-{secret}", "sha256": hashlib.sha256(secret.encode()).hexdigest(), **limits}
-        for secret in secrets
-    ]
-    path.write_text(json.dumps({"schema_version": 1, "keys": keys}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -371,3 +361,17 @@ def test_waking_comments_for_those_who_ask(engines: Engines, routers: Routers) -
     router.wait_for("text", "awake")
     answer = router.chat("text", stream=True, headers=opted, max_tokens="x")
     assert answer.status_code == 400, "an awake engine's own answer stays as it is"
+
+
+def test_a_client_that_reads_slowly_gets_everything(router: Router, engine: Engine) -> None:
+    """More than the buffers on the way hold, so that the engine has to wait for the client."""
+    engine.fault(chunk_seconds=0.0)
+    body = {"model": "text", "messages": [], "stream": True, "max_tokens": 60_000}
+    with HTTP.stream("POST", f"{router.url}/v1/chat/completions", json=body, timeout=120) as response:
+        wait_until(lambda: router.status("text")["in_flight"] == 1)
+        time.sleep(1.0)
+        assert router.status("text")["in_flight"] == 1, "most of it is still on its way"
+        text = response.read()
+    assert text.count(b"chat.completion.chunk") == 60_001
+    assert text.endswith(b"data: [DONE]\n\n")
+    engine.fault(chunk_seconds=0.001)

@@ -185,11 +185,10 @@ def _after(flag: str, words: list[str]) -> str:
     return words[words.index(flag) + 1]
 
 
-def router_in(
-    folder: Path, entries: Iterable[dict[str, Any]], *program: str, **environment: str
-) -> Router:
+def router_in(folder: Path, entries: Iterable[dict[str, Any]], *program: str, **environment: str) -> Router:
     """A router, not yet started, that knows these services. `program` is run in place of the router's own."""
-    router = Router(folder, {"ROUTER_HOLD_OFFLOADED": "300", **environment})
+    patient = {"ROUTER_HOLD_SLEEPING": "300", "ROUTER_HOLD_OFFLOADED": "300"}
+    router = Router(folder, {**patient, **environment})
     if program:
         router.program = program
     router.register(*entries)

@@ -1,6 +1,7 @@
 """The page of what has run on real engines and what hasn't, made from the tests themselves.
 
-`python -m tests.real.page` writes it, with --print it only prints it; a unit test holds the committed page to it.
+`python -m tests.real.page` writes it, with --print it only prints it; a unit test holds the committed page to
+it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ NOT_TRIED: Final = ("vision: a request with an image, and a canary that looks at
 
 HEAD = """# What has run on real engines
 
-vLLM {versions} run in the checks (stage `real` of `./box test`), as CPU builds in containers, started with the
-flags, the environment and the launcher that the plan renders for the rehearsal. The same contract suite runs on
-them as on the stand-in engine, in whose two dialects most tests of the router are run; where they differ, the
-stand-in is wrong. This page is made from the tests: `python -m tests.real.page`. On a GPU none of it has run.
+vLLM {versions} run in the checks (stage `real` of `./box test`), as CPU builds in containers,
+started with the flags, the environment and the launcher that the plan renders for the rehearsal. The same
+contract suite runs on them as on the stand-in engine, in whose two dialects most tests of the router are
+run; where they differ, the stand-in is wrong. This page is made from the tests: `python -m tests.real.page`.
+On a GPU none of it has run.
 """
 
 

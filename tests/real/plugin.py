@@ -1,6 +1,6 @@
 """Runs the contract suite's common part, and the tests beside this, on real engines of one image.
 
-    python -m pytest -p tests.real.plugin tests/contract tests/real --engine-image vllm-frontdoor/engine-cpu:0.27.1
+python -m pytest -p tests.real.plugin tests/contract tests/real --engine-image NAME:VERSION
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.fleet import Fleet, RealEngine, router_in
+from tests.real.fleet import Fleet, RealEngine, memory_of, router_in
 from tests.standin.processes import Router
 
 FIGURES: list[str] = []
@@ -82,7 +82,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 router.wait_for(name, "awake", 60)
                 proof = router.order(f"services/{name}/prove", 300)
                 assert proof.status_code == 200, proof.text
-                assert proof.json()["canary"] == "recorded"
+                assert memory_of(router, name)["canary"], proof.text
         finally:
             router.stop()
         yield fleet

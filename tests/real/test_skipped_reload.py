@@ -47,9 +47,7 @@ def test_a_wake_without_reload_is_quarantined(
     proxy.stop()
 
 
-def test_the_engine_itself_would_have_answered_garbage(
-    fleet: Fleet, proven: Callable[..., Router]
-) -> None:
+def test_the_engine_itself_would_have_answered_garbage(fleet: Fleet, proven: Callable[..., Router]) -> None:
     """So that the test above can't pass on an engine whose weights survive level 2."""
     engine = fleet.engines["text"]
     for path in ("/sleep?level=2&mode=wait", "/wake_up"):

@@ -1,4 +1,4 @@
-"""The router with one mistake: a wake from level 2 leaves the reload of the weights out. The canary must see it."""
+"""The router with one mistake: a wake from level 2 doesn't reload the weights. The canary must see it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ right_steps = lifecycle.steps_of
 
 def steps_without_reload(transition: Transition, from_depth: Depth) -> tuple[Step, ...]:
     """All steps but the one that matters."""
-    return tuple(
-        step for step in right_steps(transition, from_depth) if step is not Step.RELOAD_WEIGHTS
-    )
+    return tuple(step for step in right_steps(transition, from_depth) if step is not Step.RELOAD_WEIGHTS)
 
 
 if __name__ == "__main__":

@@ -217,7 +217,8 @@ def _explain_local(error: BaseException, repository: str, hub: str, token: str) 
             "model_files_image "
             "must name one with huggingface_hub, such as the engine's."
         )
-    if any("Timeout" in name for each in chain for name in _names(each)):
+    # By its own name: urllib3's NewConnectionError is a kind of ConnectTimeoutError, and no time-out.
+    if any("Timeout" in type(each).__name__ for each in chain):
         return f"{_start(hub)} gave no answer in time; run again, what has arrived is kept."
     if any(_is_network(each) for each in chain):
         return (

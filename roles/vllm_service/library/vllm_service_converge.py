@@ -455,13 +455,21 @@ class Run:
             observed = self.observe(with_docker=unavailable is None)
             # What only the lock's file has brought about is still to be made as it is wanted.
             paths = {**observed.paths, **dict.fromkeys(made & observed.paths.keys(), pure.MISSING)}
-            observed = replace(observed, paths=paths)
+            observed = replace(observed, paths=paths | (self._predicted() if check_mode else {}))
             self._refuse(observed, check_images=unavailable is None)
             changes = pure.plan_changes(self.desired, observed)
             result: dict[str, Any] = {"diff": self._diffs(changes)} if self.module._diff else {}
             if check_mode:
                 self._finish(changes, changes, result)
             self._carry_out_and_report(changes, observed, result)
+
+    def _predicted(self) -> dict[str, pure.PathStatus]:
+        """What the router's project will have written by the time that this one runs: the first registry."""
+        if self.front is None or self.front.path.exists():
+            return {}
+        wanted = next(one for one in self.desired.paths if one.path == str(self.front.path))
+        status = pure.PathStatus("file", wanted.mode, wanted.uid, wanted.gid, wanted.digest)
+        return {wanted.path: status}
 
     def _refuse(self, observed: pure.Observed, *, check_images: bool) -> None:
         found = pure.refusals(self.desired, observed)

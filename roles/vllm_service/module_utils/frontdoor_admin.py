@@ -16,11 +16,15 @@ ANSWER_SECONDS = 30.0
 
 
 class AdminError(Exception):
-    """The router didn't do it: a sentence. `again` is true when the order didn't even reach it."""
+    """The router didn't do it: a sentence.
 
-    def __init__(self, sentence: str, *, again: bool = False) -> None:
+    `again` is true when the order didn't even reach it, `unknown` when it knows no such service.
+    """
+
+    def __init__(self, sentence: str, *, again: bool = False, unknown: bool = False) -> None:
         super().__init__(sentence)
         self.again = again
+        self.unknown = unknown
 
 
 class Router:
@@ -79,7 +83,8 @@ def post(url: str, token_file: Path, seconds: float) -> dict[str, Any]:
             answer = response.read()
     except urllib.error.HTTPError as error:
         body = error.read(2000).decode(errors="replace")
-        raise AdminError(f"{shown} answered {error.code}: {error_message(body)}") from error
+        sentence = f"{shown} answered {error.code}: {error_message(body)}"
+        raise AdminError(sentence, unknown=error.code == 404) from error
     except (OSError, ValueError) as error:
         refused = isinstance(getattr(error, "reason", error), ConnectionError)
         raise AdminError(f"{shown} does not answer: {error}", again=refused) from error

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,16 +95,25 @@ class Changeover:
 
     # -------------------------------------------------------------------------------- the router's part
 
-    def announce(self, starting: Iterable[str], reload: bool) -> None:
+    def announce(self, starting: Collection[str], reload: bool) -> None:
         """Drain what goes, then tell the router what it may know already. Raises AdminError and OSError."""
         front = self._front
         if front is None:
             return
         known = _read_json(front.path)
         for service in replacing.leaving(known, front.target):
-            front.router.drain(service, front.drain_seconds, front.limit_seconds)
+            self._drain_for_good(front, service)
         self._entries = replacing.entries_at_start(known, front.target, set(starting))
-        self._write_registry(front, always=reload)
+        # What the router has in mind may be older than what lies on the disk.
+        self._write_registry(front, always=reload or bool(self._entries.keys() & set(starting)))
+
+    @staticmethod
+    def _drain_for_good(front: Front, service: str) -> None:
+        try:
+            front.router.drain(service, front.drain_seconds, front.limit_seconds)
+        except admin.AdminError as error:
+            if not error.unknown:  # what the router has never heard of has nothing to end
+                raise
 
     def _write_registry(self, front: Front, *, always: bool) -> None:
         text = replacing.registry_text(front.target, self._entries)
@@ -131,11 +140,24 @@ class Changeover:
         starting = {c.service: c for c in changes if isinstance(c, Starting)}
         remade = {c.network for c in changes if isinstance(c, pure.CreateNetwork) and c.replaces}
         self._networks_left = remade
-        for turn in replacing.turns(starting, self._given.waves):
+        new_image = self._with_new_image(starting.values(), observed) if self._front is not None else set()
+        for turn in replacing.turns(starting, self._given.waves, new_image):
             allowed = [name for name in turn if self._may_begin(starting[name])]
             if allowed:
                 with ThreadPoolExecutor(len(allowed)) as pool:
                     list(pool.map(lambda name: self._bring_up(starting[name], observed), allowed))
+
+    def _with_new_image(self, starting: Iterable[Starting], observed: pure.Observed) -> set[str]:
+        """Services that run now and are replaced by another image."""
+        image_ids = {one.id: one.image_id for one in observed.containers}
+        wanted = {one.name: observed.images.get(one.image) for one in self._given.desired.services}
+        return {
+            change.service
+            for change in starting
+            if isinstance(change, pure.CreateContainer)
+            and change.replaces is not None
+            and image_ids.get(change.replaces) != wanted[change.service]
+        }
 
     def _may_begin(self, change: Starting) -> bool:
         runs = isinstance(change, pure.CreateContainer) and change.replaces is not None

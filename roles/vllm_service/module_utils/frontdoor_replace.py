@@ -15,11 +15,14 @@ PROVEN_WORDS = ("recorded", "matched")
 # ------------------------------------------------------------------------------------------------ order
 
 
-def turns(services: Iterable[str], waves: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+def turns(
+    services: Iterable[str], waves: Sequence[Sequence[str]], new_image: Collection[str] = ()
+) -> tuple[tuple[str, ...], ...]:
     """The services by turn: those of one turn are brought up side by side, turns follow each other.
 
     `waves` names services that share no device, wave by wave. A service that no wave names goes with
-    the first.
+    the first. Of several running services that get a new image (`new_image`), one goes alone and first: when
+    the image is no good, the others haven't been touched.
     """
     wanted = list(services)
     placed = {name for wave in waves for name in wave}
@@ -28,6 +31,9 @@ def turns(services: Iterable[str], waves: Sequence[Sequence[str]]) -> tuple[tupl
     if not found:
         found = [[]]
     found[0] = [*first, *found[0]]
+    trying = [name for turn in found for name in turn if name in new_image]
+    if len(trying) > 1:
+        found = [[trying[0]], *([name for name in turn if name != trying[0]] for turn in found)]
     return tuple(tuple(turn) for turn in found if turn)
 
 

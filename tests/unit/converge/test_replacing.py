@@ -52,6 +52,21 @@ def test_what_no_wave_names_goes_with_the_first() -> None:
     assert replacing.turns(["a", "x", "b"], [["a"], ["b"]]) == (("x", "a"), ("b",))
 
 
+@pytest.mark.parametrize(
+    ("new_image", "expected"),
+    [
+        (set(), (("a", "b"), ("c",))),
+        ({"b"}, (("a", "b"), ("c",))),
+        ({"b", "c"}, (("b",), ("a",), ("c",))),
+        ({"a", "b", "c"}, (("a",), ("b",), ("c",))),
+    ],
+)
+def test_a_new_image_is_tried_on_one_service_first(
+    new_image: set[str], expected: tuple[tuple[str, ...], ...]
+) -> None:
+    assert replacing.turns(["a", "b", "c"], [["a", "b"], ["c"]], new_image) == expected
+
+
 def test_what_runs_is_left_alone_once_another_failed() -> None:
     assert replacing.may_begin("text", runs=True, failed=[]) is None
     assert replacing.may_begin("text", runs=False, failed=["ocr"]) is None

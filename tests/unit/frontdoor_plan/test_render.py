@@ -201,7 +201,9 @@ def test_the_router_reads_its_folders_and_has_no_docker_socket() -> None:
     router = _render().router.definition["services"]["router"]
     assert (router["network_mode"], router["user"], router["read_only"]) == ("host", "10810:10810", True)
     assert router["cap_drop"] == ["ALL"]
-    assert [volume["target"] for volume in router["volumes"]] == ["/registry", "/state", "/secrets"]
+    targets = [volume["target"] for volume in router["volumes"]]
+    assert targets == ["/registry", "/state", "/secrets", "/evidence"]
+    assert [volume["target"] for volume in router["volumes"] if not volume["read_only"]] == ["/state"]
     assert "docker.sock" not in str(router)
 
 

@@ -11,6 +11,7 @@ from .model import Desired, Plan
 from .render import (
     ADMIN_TOKEN,
     LAUNCHER,
+    LAUNCHER_TOKENS,
     REGISTRY,
     ROUTER_COMPOSE,
     ROUTER_ENVIRONMENT,
@@ -69,6 +70,7 @@ def router(
     """
     root, state = plan.instance.root, plan.instance.state
     uid, gid = str(plan.router.uid), str(plan.router.gid)
+    launchers = [f"{LAUNCHER_TOKENS}/{placement.service.name}" for placement in plan.placements]
     return {
         **_common(plan, rendering.router, desired),
         "files": [
@@ -83,10 +85,13 @@ def router(
             _folder(f"{root}/router", mode="0750"),
             _folder(f"{root}/registry"),
             _folder(f"{root}/secrets", mode="0750", group=gid),
+            *(_folder(f"{root}/{path}", mode="0750", group=gid) for path in (LAUNCHER_TOKENS, *launchers)),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
+            _folder(plan.instance.evidence),
         ],
         "secrets": [
-            {"path": ADMIN_TOKEN, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
+            {"path": path, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
+            for path in (ADMIN_TOKEN, *(f"{folder}/token" for folder in launchers))
         ],
         "reload": _reload(plan, "secrets/"),
         "replacement": None,

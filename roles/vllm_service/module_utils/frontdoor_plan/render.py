@@ -34,6 +34,7 @@ ROUTER_ENVIRONMENT = "router/router.env"
 REGISTRY = "registry/registry.json"
 LAUNCHER = "launcher/launcher.py"
 ADMIN_TOKEN = "secrets/admin-token"
+LAUNCHER_TOKENS = "secrets/launchers"
 
 _LOGGING = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
 _STOP_GRACE_PERIOD = "60s"
@@ -174,6 +175,12 @@ def _engine(plan: Plan, placement: Placement, environment: str, launcher: str) -
                 _bind(service.path, engine.model_mount(service), read_only=True),
                 _bind(f"{plan.instance.root}/launcher", "/launcher", read_only=True),
                 _bind(LOCKS, "/locks", read_only=False),
+                # A token of its own: an engine must not be able to order another one's restart.
+                _bind(
+                    f"{plan.instance.root}/{LAUNCHER_TOKENS}/{service.name}",
+                    "/launcher-token",
+                    read_only=True,
+                ),
             ],
             "networks": {service.name: {"ipv4_address": address}},
             **_debug_port(plan, placement),
@@ -253,6 +260,7 @@ def admin_url(plan: Plan) -> str:
 def _router_environment(plan: Plan) -> dict[str, str]:
     return {
         "FRONTDOOR_ADMIN_TOKEN_FILE": "/secrets/admin-token",
+        "FRONTDOOR_EVIDENCE": "/evidence",
         "FRONTDOOR_REGISTRY": "/registry/registry.json",
         "FRONTDOOR_STATE": "/state",
         "IDLE_OFFLOAD_MIN": str(plan.router.idle_offload_minutes),
@@ -292,6 +300,7 @@ def _router_document(plan: Plan, environment: bytes) -> dict[str, Any]:
             _bind(f"{instance.root}/registry", "/registry", read_only=True),
             _bind(f"{instance.state}/router", "/state", read_only=False),
             _bind(f"{instance.root}/secrets", "/secrets", read_only=True),
+            _bind(instance.evidence, "/evidence", read_only=True),
         ],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
