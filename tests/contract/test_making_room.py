@@ -254,6 +254,7 @@ def playbook(tmp_path: Path, box: Box, engine: Engine) -> Playbook:
         "engine_image_reference": "engine:1",
         "gpu_diag_evidence": str(tmp_path / "evidence"),
         "gpu_diag_install_dir": str(tmp_path / "diag"),
+        "gpu_diag_metrics_file": str(tmp_path / "gpu_diag.prom"),
         "gpu_diag_router_root": str(box.root),
         "model_files_packages": [{"name": "fetched-later"}],
         "vllm_service_services": {"text": service},
