@@ -69,6 +69,7 @@ class Asker:
             try:
                 self._ask(client)
                 self.answered += 1
+                time.sleep(0.05)
             except openai.InternalServerError as error:
                 if error.status_code == 503 and error.response.headers.get("retry-after"):
                     self.told_to_come_back += 1
