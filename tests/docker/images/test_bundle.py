@@ -104,7 +104,7 @@ def test_images_and_models_come_out_of_a_bundle_where_there_is_no_network(
             ]
         )
         assert docker("image", "inspect", "--format", "{{.Id}}", OTHER_NAME) == image
-        assert json.loads(record.read_text())[ENGINE]["id"] == image
+        assert json.loads(record.read_text())["images"][ENGINE]["id"] == image
         assert (models / "m/config.json").read_text() == "{}"
         assert not run("bundle_contents", **taking)["changed"]
         assert not run("bundle_open", **opening)["changed"]
