@@ -41,7 +41,10 @@ def opened(browser: Browser, frontdoor: Frontdoor) -> Browser:
 
 
 def shows(browser: Browser, text: str, selector: str = "body") -> None:
-    wait_until(lambda: text in browser.text(selector), SECONDS, f"'{text}' on the page")
+    try:
+        wait_until(lambda: text in browser.text(selector), SECONDS, f"'{text}' on the page")
+    finally:
+        print(f"{selector} says: {browser.text(selector)}; the question: {browser.text('dialog[open]')}")
 
 
 def test_everything_is_shown_and_nothing_comes_from_elsewhere(frontdoor: Frontdoor, browser: Browser) -> None:
