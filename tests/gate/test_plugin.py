@@ -209,4 +209,4 @@ def test_without_the_module_that_looks_at_the_box_a_sentence_says_so(tmp_path: P
 def test_a_missing_launcher_is_a_sentence(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     (workshop.folder / "roles" / "vllm_service" / "files" / "launcher.py").unlink()
-    assert "The launcher of the engines can't be read" in _failed(_run(workshop, "rehearsal"))
+    assert "A file of the role vllm_service can't be read" in _failed(_run(workshop, "rehearsal"))

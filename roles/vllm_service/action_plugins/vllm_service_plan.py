@@ -28,7 +28,7 @@ import frontdoor_plan as planner  # noqa: E402
 from frontdoor_plan import deployment  # noqa: E402
 from frontdoor_plan.rules.host import needed_ports  # noqa: E402
 
-_STAGES = ("declaration", "plan", "router", "engines")
+_STAGES = ("declaration", "safety", "plan", "router", "engines")
 _UNTOUCHED = "This step changed nothing, and what runs goes on running."
 
 
@@ -67,6 +67,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         stages: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "declaration": self._check_declaration,
+            "safety": self._stop_unsafe,
             "plan": self._show_plan,
             "router": self._deploy_router,
             "engines": self._deploy_engines,
@@ -77,16 +78,31 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _check_declaration(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         declaration = self._declaration(task_vars)
-        discovered = planner.discovered_from_box(
-            self._box(declaration.desired, task_vars), is_root=self._is_root()
-        )
-        _refuse(planner.merged(declaration, planner.check_declaration(declaration.desired, discovered)))
-        names = ", ".join(service.name for service in declaration.desired.services)
+        desired, box = declaration.desired, self._box(declaration.desired, task_vars)
+        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        evidence = planner.evidence_from_box(box)
+        _refuse(planner.merged(declaration, planner.check_declaration(desired, discovered, evidence)))
+        names = ", ".join(service.name for service in desired.services)
         return {
             "changed": False,
             "msg": f"The declaration of the services {names} can be planned.",
-            "model_folders": sorted({service.path for service in declaration.desired.services}),
+            "model_folders": sorted({service.path for service in desired.services}),
+            "probes": sorted({*desired.probes, *planner.probes_needed(desired, discovered)}),
+            "cpu_devices": max(desired.cpu_shares, planner.cpu_devices_needed(desired, discovered)),
         }
+
+    def _stop_unsafe(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Engines on what failed its test go down, also when there is no plan to put in their place."""
+        desired = self._declaration(task_vars).desired
+        box = self._box(desired, task_vars)
+        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        unsafe = planner.engines_to_stop(
+            desired, discovered, planner.evidence_from_box(box), box["containers"]
+        )
+        if not unsafe:
+            return {"changed": False, "changes": []}
+        question = {"docker_host": desired.docker_host, "containers": unsafe}
+        return self._run_module("vllm_service_stop", question, task_vars)
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, _ = self._plan(task_vars)
@@ -94,12 +110,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _deploy_router(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, desired = self._plan(task_vars)
-        rendering = planner.render(plan, _launcher())
+        rendering = planner.render(plan, _role_file("launcher.py"))
         return self._converge(deployment.router(plan, rendering, desired), task_vars)
 
     def _deploy_engines(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, desired = self._plan(task_vars)
-        rendering = planner.render(plan, _launcher())
+        rendering = planner.render(plan, _role_file("launcher.py"))
         result = self._converge(deployment.engines(plan, rendering, desired), task_vars)
         return {
             **result,
@@ -114,13 +130,31 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         declaration = self._declaration(task_vars)
         box = self._box(declaration.desired, task_vars)
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
-        evidence = planner.weight_evidence_from_box(box)
+        evidence = planner.evidence_from_box(box)
         if self._task.check_mode:
             discovered, evidence = planner.predict(declaration.desired, discovered, evidence)
         outcome = planner.plan_declaration(declaration, discovered, evidence)
         if isinstance(outcome, list):
             raise _refused(outcome)
+        self._ask_image(outcome, declaration.desired, task_vars)
         return outcome, declaration.desired
+
+    def _ask_image(self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]) -> None:
+        """The image's own parser reads each command. An image that isn't there yet can't be asked."""
+        if plan.engine_image.id == planner.UNKNOWN_IMAGE_ID:
+            return
+        question = {
+            "docker_host": desired.docker_host,
+            "image": plan.engine_image.id,
+            "commands": planner.commands(plan),
+            "script": _role_file("ask_arguments.py").decode("utf-8"),
+            "cache": f"{plan.instance.state}/arguments",
+            "name": f"vllm-frontdoor-{plan.instance.name}-arguments",
+        }
+        answer = _plain(self._run_module("vllm_service_arguments", question, task_vars).get("answer"))
+        if not isinstance(answer, dict):
+            raise _StopError("The module vllm_service_arguments answered without the image's answer.")
+        _refuse(planner.check_answer(plan, answer))
 
     def _declaration(self, task_vars: dict[str, Any]) -> planner.Declaration:
         unreadable: list[planner.Refusal] = []
@@ -158,7 +192,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         box = _plain(answer.get("box"))
         if not isinstance(box, dict):
             raise _StopError("The module gpu_diag_box_facts answered without facts of the box.")
-        return box
+        folders = {"folders": question["paths"], "calibration": desired.instance.calibration}
+        found = self._run_module("vllm_service_facts", folders, task_vars)
+        return {**box, "models": _plain(found.get("models")), "calibration": _plain(found.get("calibration"))}
 
     def _is_root(self) -> bool:
         answer = self._low_level_execute_command("id -u")
@@ -239,12 +275,12 @@ def _make_box_facts_known() -> None:
             loader.add_directory(str(path))
 
 
-def _launcher() -> bytes:
-    path = _ROLE / "files" / "launcher.py"
+def _role_file(name: str) -> bytes:
+    path = _ROLE / "files" / name
     try:
         return path.read_bytes()
     except OSError as error:
         raise _StopError(
-            f"The launcher of the engines can't be read ({path}: {error.strerror}). "
+            f"A file of the role vllm_service can't be read ({path}: {error.strerror}). "
             f"Restore the checkout of vllm-frontdoor. {_UNTOUCHED}"
         ) from error

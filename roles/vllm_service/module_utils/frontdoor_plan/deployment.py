@@ -34,6 +34,7 @@ def engines(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
             _folder(LOCKS),
+            _folder(plan.instance.clearance),
         ],
         "secrets": [],
         "reload": None,
