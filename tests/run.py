@@ -87,8 +87,8 @@ def gate() -> None:
 
 
 def contract() -> None:
-    """The router against the stand-in engine, in the dialects of two vLLM versions."""
-    run(sys.executable, "-m", "pytest", "tests/contract")
+    """The router against the stand-in engine, in the dialects of two vLLM versions, and against bad input."""
+    run(sys.executable, "-m", "pytest", "tests/contract", "tests/fuzz")
 
 
 def e2e() -> None:

@@ -34,6 +34,12 @@ class Faults:
     garbage: bool = False
     nan_answers: bool = False
     corrupted_requests: int = 0
+    no_memory: int = 0
+    """So many wake calls find too little device memory."""
+    no_memory_while_awake: str | None = None
+    """Wake calls find too little device memory while the engine at this address is awake."""
+    half_woken_is_garbage: bool = False
+    """A wake that ran out of memory leaves bad weights behind."""
 
     def update(self, wishes: dict[str, Any]) -> None:
         """Set some; raises ValueError for an unknown one."""

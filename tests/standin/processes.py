@@ -66,6 +66,8 @@ class Engine:
     boot_seconds: float = 0.0
     device: str = "cpu:left"
     with_launcher: bool = True
+    token_file: Path | None = None
+    """Given: it runs under the real launcher, which takes orders with this token."""
     port: int = field(default_factory=free_port)
     launcher_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -75,12 +77,22 @@ class Engine:
         command = [sys.executable, "-m", "tests.standin.server", "--port", str(self.port)]
         command += ["--model", self.model, "--task", self.task, "--dialect", self.dialect]
         command += ["--device", self.device, "--boot-seconds", str(self.boot_seconds)]
-        if self.with_launcher:
+        if self.token_file is not None:
+            command = [*self._launcher_command(self.token_file), *command]
+        elif self.with_launcher:
             command += ["--launcher-port", str(self.launcher_port)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         if ready:
             wait_until(self.answers, what=f"engine {self.name}")
         return self
+
+    def _launcher_command(self, token_file: Path) -> list[str]:
+        token_file.parent.mkdir(parents=True, exist_ok=True)
+        token_file.write_text("a-launcher-token\n")
+        command = [sys.executable, str(ROOT / "roles/vllm_service/files/launcher.py"), "run"]
+        command += ["--service", self.name, "--health", f"{self.url}/health", "--state-address", "127.0.0.1"]
+        command += ["--state-port", str(self.launcher_port), "--token-file", str(token_file), "--"]
+        return command
 
     def answers(self) -> bool:
         """Whether the engine is up."""
@@ -95,8 +107,8 @@ class Engine:
         return f"http://127.0.0.1:{self.port}"
 
     def kill(self) -> None:
-        """SIGKILL."""
-        _stop(self.process, signal.SIGKILL)
+        """SIGKILL; a launcher is asked, since its engine would outlive it outside a container."""
+        _stop(self.process, signal.SIGKILL if self.token_file is None else signal.SIGTERM)
 
     def fault(self, **faults: Any) -> None:
         """Order faults."""
@@ -154,6 +166,7 @@ class Router:
             "FRONTDOOR_REGISTRY": str(self.folder / "registry.json"),
             "FRONTDOOR_STATE": str(self.folder / "state"),
             "FRONTDOOR_ADMIN_TOKEN_FILE": str(self.folder / "token"),
+            "FRONTDOOR_LAUNCHER_TOKENS": str(self.folder / "launchers"),
             "ROUTER_PUBLIC_ADDRESS": f"127.0.0.1:{self.port}",
             "ROUTER_ADMIN_ADDRESS": f"127.0.0.1:{self.admin_port}",
             "ROUTER_OBSERVE_INTERVAL": "0.05",

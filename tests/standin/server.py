@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from tests.standin.brain import Brain, Dialect
 
@@ -179,9 +179,24 @@ class StandIn:
 
     async def _wake_up(self, request: web.Request) -> web.Response:
         tags = request.query.getall("tags", [])
+        if await self._lacks_memory():
+            text = "Call to wake_up method failed: CUDA Error: out of memory at /standin/allocator.cpp:163"
+            return web.json_response(_error(text, "InternalServerError", 500), status=500)
         await self.brain.wake(tags)
         status = "sleeping" if self.brain.is_sleeping else "awake"
         return self._sleep_answer({"status": status, "tags": tags or None})
+
+    async def _lacks_memory(self) -> bool:
+        faults = self.brain.faults
+        lacks = faults.no_memory > 0
+        faults.no_memory -= lacks
+        if faults.no_memory_while_awake is not None:
+            url = f"{faults.no_memory_while_awake}/is_sleeping"
+            async with ClientSession() as session, session.get(url) as answer:
+                lacks = not (await answer.json())["is_sleeping"]
+        if lacks and faults.half_woken_is_garbage:
+            self.brain.weights_good = False
+        return lacks
 
     def _sleep_answer(self, document: dict[str, Any]) -> web.Response:
         return web.Response() if self.brain.dialect == "0.27.1" else web.json_response(document)
@@ -493,8 +508,8 @@ def _usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}
 
 
-def _error(message: str, kind: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": 400}}
+def _error(message: str, kind: str, code: int = 400) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _bad_request(message: str) -> web.HTTPBadRequest:

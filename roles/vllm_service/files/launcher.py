@@ -6,6 +6,12 @@ vLLM 0.32.0). So the launcher takes the lock of each of the engine's devices, in
 until the engine answers its health URL. It runs the engine as its child in a process group of its own, passes
 signals on, reaps orphans, tells its state as JSON to whom asks, and ends with the child's exit code.
 
+It starts the engine anew, as another incarnation, when the router orders it, and when the engine's port stays
+closed although its process lives on, as it can after a failed wake (vLLM 0.32.0).
+The order (`POST /restart`) needs the token of a file that only root and the router's group can read. Only the
+host and the engine itself reach the port; the engine could read the token too, but it needs no order to end
+itself.
+
 What decides is `step`, a function of its arguments; `Launcher` carries its effects out.
 Standard library only; Python 3.11 or newer.
 """
@@ -17,6 +23,7 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import hmac
 import json
 import os
 import secrets
@@ -28,11 +35,12 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 STATE_SCHEMA_VERSION = 1
 
@@ -54,6 +62,13 @@ FAILURES_UNTIL_UNHEALTHY = 3
 # up in this time, which outlives the container when it shares the host's.
 GROUP_GRACE_SECONDS = 2.0
 GROUP_KILL_SECONDS = 3.0
+# A port that was open and is closed: after so many probes in a row (5 s apart) the engine will not come back.
+# A server that ends by itself after its core has died takes about 6 s for it (vLLM 0.32.0).
+CLOSED_PROBES_UNTIL_RESTART = 6
+# Between SIGTERM and SIGKILL of an engine that is started anew; nothing is in flight then.
+RESTART_GRACE_SECONDS = 15.0
+ORDER_TAKEN_SECONDS = 5.0
+ORDER_MAX_BYTES = 4096
 
 LOCK_RETRY_SECONDS = 0.2
 IDLE_TICK_SECONDS = 5.0
@@ -93,6 +108,13 @@ class State:
     health_failures: int = 0
     group_deadline: float | None = None
     group_killed: bool = False
+    child: int = 0
+    """How many children have been started; the number of the present one."""
+    closed_probes: int = 0
+    restarting: bool = False
+    """The child is ended in order to start another one."""
+    kill_at: float = 0.0
+    child_killed: bool = False
 
     @property
     def waiting_for(self) -> str | None:
@@ -111,9 +133,21 @@ class DeviceLocked:
 
 @dataclass(frozen=True)
 class HealthAnswered:
-    """The health URL has been asked; `healthy` when it answered 2xx."""
+    """The health URL has been asked; `healthy` when it answered 2xx, `closed` when nobody listened.
+
+    `child` is the number of the child that was asked.
+    """
 
     healthy: bool
+    closed: bool = False
+    child: int = 1
+
+
+@dataclass(frozen=True)
+class RestartOrdered:
+    """The child with this number shall make room for another one."""
+
+    child: int
 
 
 @dataclass(frozen=True)
@@ -137,7 +171,7 @@ class Tick:
     group_alive: bool
 
 
-Event = DeviceLocked | HealthAnswered | SignalReceived | ChildExited | Tick
+Event = DeviceLocked | HealthAnswered | RestartOrdered | SignalReceived | ChildExited | Tick
 
 
 @dataclass(frozen=True)
@@ -158,6 +192,18 @@ class ForwardSignal:
 
 
 @dataclass(frozen=True)
+class EndChild:
+    """Send the child, which still runs, and its whole process group a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class RenewIncarnation:
+    """The next child is another incarnation; end what the last one left outside its process group."""
+
+
+@dataclass(frozen=True)
 class SignalGroup:
     """Send what is left of the child's process group a signal."""
 
@@ -171,7 +217,7 @@ class Exit:
     code: int
 
 
-Effect = StartChild | ReleaseDevices | ForwardSignal | SignalGroup | Exit
+Effect = StartChild | ReleaseDevices | ForwardSignal | EndChild | RenewIncarnation | SignalGroup | Exit
 
 
 def initial(devices: list[str], now: float) -> State:
@@ -186,6 +232,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
         return _device_locked(state, event, now)
     if isinstance(event, HealthAnswered):
         return _health_answered(state, event, now)
+    if isinstance(event, RestartOrdered):
+        return _restart_ordered(state, event, now)
     if isinstance(event, SignalReceived):
         return _signal_received(state, event, now)
     if isinstance(event, ChildExited):
@@ -207,24 +255,59 @@ def start_if_ready(state: State, now: float) -> tuple[State, list[Effect]]:
     """Start the child once no lock is missing (at once when there are no devices)."""
     if state.phase != "waiting_for_devices" or state.waiting_for is not None:
         return state, []
-    return dataclasses.replace(_enter(state, "starting", now), child_running=True), [StartChild()]
+    starting = _enter(state, "starting", now)
+    return dataclasses.replace(starting, child_running=True, child=state.child + 1), [StartChild()]
 
 
 def _health_answered(state: State, event: HealthAnswered, now: float) -> tuple[State, list[Effect]]:
-    if state.phase not in ("starting", "healthy", "unhealthy"):
+    if state.phase not in ("starting", "healthy", "unhealthy") or event.child != state.child:
         return state, []
     if event.healthy:
         effects: list[Effect] = [ReleaseDevices()] if state.locked else []
-        healthy = _enter(dataclasses.replace(state, health_failures=0, locked=()), "healthy", now)
-        return healthy, effects
-    failed = dataclasses.replace(state, health_failures=state.health_failures + 1)
+        sound = dataclasses.replace(state, health_failures=0, closed_probes=0, locked=())
+        return _enter(sound, "healthy", now), effects
+    # Before it was ready once, a closed port is no news.
+    closed_probes = state.closed_probes + 1 if event.closed and state.phase != "starting" else 0
+    failed = dataclasses.replace(
+        state, health_failures=state.health_failures + 1, closed_probes=closed_probes
+    )
+    if closed_probes >= CLOSED_PROBES_UNTIL_RESTART:
+        return _begin_restart(failed, now)
     if state.phase == "healthy" and failed.health_failures >= FAILURES_UNTIL_UNHEALTHY:
         return _enter(failed, "unhealthy", now), []
     return failed, []
 
 
+def _restart_ordered(state: State, event: RestartOrdered, now: float) -> tuple[State, list[Effect]]:
+    if event.child != state.child or not state.child_running or state.phase == "stopping":
+        return state, []  # that child is gone already, or going
+    return _begin_restart(state, now)
+
+
+def _begin_restart(state: State, now: float) -> tuple[State, list[Effect]]:
+    ending = dataclasses.replace(
+        _enter(state, "stopping", now), restarting=True, kill_at=now + RESTART_GRACE_SECONDS
+    )
+    return ending, [EndChild(signal.SIGTERM)]
+
+
+def _start_again(state: State, now: float) -> tuple[State, list[Effect]]:
+    """Wait for the devices like any engine that starts; locks that are still held are kept."""
+    fresh = State(
+        devices=state.devices,
+        phase="waiting_for_devices",
+        since=now,
+        locked=state.locked,
+        child=state.child,
+    )
+    started, effects = start_if_ready(fresh, now)
+    return started, [RenewIncarnation(), *effects]
+
+
 def _signal_received(state: State, event: SignalReceived, now: float) -> tuple[State, list[Effect]]:
     stops = event.number in STOP_SIGNALS
+    if stops:
+        state = dataclasses.replace(state, restarting=False)  # whoever stops the container means it
     if not state.child_running:
         waiting = state.phase == "waiting_for_devices"
         return state, [Exit(EXIT_SIGNAL_BASE + event.number)] if waiting and stops else []
@@ -245,9 +328,9 @@ def _child_exited(state: State, event: ChildExited, now: float) -> tuple[State, 
 
 def _tick(state: State, event: Tick, now: float) -> tuple[State, list[Effect]]:
     if state.child_exit is None or state.group_deadline is None:
-        return state, []
+        return _watch_ending(state, now) if state.restarting else (state, [])
     if not event.group_alive:
-        return state, [Exit(state.child_exit)]
+        return _start_again(state, now) if state.restarting else (state, [Exit(state.child_exit)])
     if now < state.group_deadline:
         return state, []
     if state.group_killed:
@@ -255,6 +338,16 @@ def _tick(state: State, event: Tick, now: float) -> tuple[State, list[Effect]]:
         return state, [Exit(state.child_exit)]
     killed = dataclasses.replace(state, group_killed=True, group_deadline=now + GROUP_KILL_SECONDS)
     return killed, [SignalGroup(signal.SIGKILL)]
+
+
+def _watch_ending(state: State, now: float) -> tuple[State, list[Effect]]:
+    """Kill a child that doesn't make room; one that can't be killed is the container's business."""
+    if now < state.kill_at:
+        return state, []
+    if state.child_killed:
+        return state, [Exit(EXIT_SIGNAL_BASE + signal.SIGKILL)]
+    killed = dataclasses.replace(state, child_killed=True, kill_at=now + GROUP_KILL_SECONDS)
+    return killed, [EndChild(signal.SIGKILL)]
 
 
 def report(state: State, service: str, incarnation: str, now: float) -> dict[str, Any]:
@@ -268,6 +361,7 @@ def report(state: State, service: str, incarnation: str, now: float) -> dict[str
         "devices": list(state.devices),
         "waiting_for": state.waiting_for,
         "child_exit": state.child_exit,
+        "restarts": max(0, state.child - 1),
     }
 
 
@@ -326,8 +420,15 @@ class DeviceLocks:
         return released
 
 
-def answers_2xx(url: str, timeout_seconds: float) -> str | None:
-    """Ask a URL; None when it answers 2xx, else a sentence that says what came instead."""
+class Answer(NamedTuple):
+    """What came from a health URL: nothing wrong or a sentence about it, and whether nobody listened."""
+
+    problem: str | None
+    closed: bool = False
+
+
+def ask_health(url: str, timeout_seconds: float) -> Answer:
+    """Ask a URL that should answer 2xx."""
     # No proxy: the engine is in this container, whatever its environment says about proxies.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -335,30 +436,37 @@ def answers_2xx(url: str, timeout_seconds: float) -> str | None:
             status = int(response.status)
     except urllib.error.HTTPError as error:
         error.close()
-        return f"{url} answered {error.code}"
+        return Answer(f"{url} answered {error.code}")
     except (OSError, ValueError) as error:
-        return f"{url} does not answer: {error}"
+        reason = getattr(error, "reason", error)
+        return Answer(f"{url} does not answer: {error}", isinstance(reason, ConnectionRefusedError))
     except Exception as error:  # noqa: BLE001 -- http.client's errors share no base that says "bad answer"
-        return f"{url} does not speak HTTP: {error!r}"
-    return None if 200 <= status < 300 else f"{url} answered {status}"
+        return Answer(f"{url} does not speak HTTP: {error!r}")
+    return Answer(None if 200 <= status < 300 else f"{url} answered {status}")
 
 
 class HealthWatch(threading.Thread):
     """Asks the health URL again and again in a thread of its own, so that a slow answer blocks no signal."""
 
-    def __init__(self, url: str, inbox: Inbox) -> None:
+    def __init__(self, url: str, inbox: Inbox, state: Callable[[], State]) -> None:
         super().__init__(name="health", daemon=True)
         self._url = url
         self._inbox = inbox
+        self._state = state
+        self._hurry = threading.Event()
+
+    def hurry(self) -> None:
+        """A child has just been started: ask now, and often until it is ready."""
+        self._hurry.set()
 
     def run(self) -> None:
-        interval = HEALTH_INTERVAL_STARTING_SECONDS
         while True:
-            healthy = answers_2xx(self._url, HEALTH_TIMEOUT_SECONDS) is None
-            if healthy:
-                interval = HEALTH_INTERVAL_STEADY_SECONDS
-            self._inbox.put(HealthAnswered(healthy))
-            time.sleep(interval)
+            self._hurry.clear()
+            child = self._state().child
+            answer = ask_health(self._url, HEALTH_TIMEOUT_SECONDS)
+            self._inbox.put(HealthAnswered(answer.problem is None, answer.closed, child))
+            steady = self._state().phase in ("healthy", "unhealthy") or answer.problem is None
+            self._hurry.wait(HEALTH_INTERVAL_STEADY_SECONDS if steady else HEALTH_INTERVAL_STARTING_SECONDS)
 
 
 class Inbox:
@@ -397,8 +505,16 @@ class Inbox:
         return self._events.popleft() if self._events else None
 
 
+class RefusedOrderError(Exception):
+    """An order that isn't carried out: a status and a sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
 class StateServer(ThreadingHTTPServer):
-    """Serves the launcher's state at /state."""
+    """Serves the launcher's state at /state and takes orders at /restart."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -433,6 +549,30 @@ class StateHandler(BaseHTTPRequestHandler):
             return
         self._answer(200, self.server.launcher.report())
 
+    def do_POST(self) -> None:
+        """`POST /restart` with a bearer token and `{"incarnation": <the one that shall end>}`."""
+        if self.path != "/restart":
+            self._answer(404, {"error": {"message": f"no such path: {self.path}; orders go to /restart"}})
+            return
+        try:
+            authorization = self.headers.get("Authorization", "")
+            self.server.launcher.restart(authorization, self._incarnation)
+        except RefusedOrderError as refused:
+            self._answer(refused.status, {"error": {"message": str(refused)}})
+        else:
+            self._answer(202, self.server.launcher.report())
+
+    def _incarnation(self) -> str:
+        length = self.headers.get("Content-Length", "")
+        try:
+            size = int(length)
+            document = json.loads(self.rfile.read(size)) if 0 <= size <= ORDER_MAX_BYTES else None
+        except ValueError:
+            document = None
+        if not isinstance(document, dict) or not isinstance(document.get("incarnation"), str):
+            raise RefusedOrderError(400, 'the body must be {"incarnation": "<the one that shall end>"}')
+        return str(document["incarnation"])
+
     def _answer(self, status: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode() + b"\n"
         self.send_response(status)
@@ -457,6 +597,8 @@ class Launcher:
         self._locks = DeviceLocks(options.locks, self._state.devices)
         self._inbox = Inbox()
         self._child_pid: int | None = None
+        self._token_file: Path | None = options.token_file
+        self._health = HealthWatch(self._health_url, self._inbox, lambda: self._state)
         self._told_waiting_for: str | None = None
         self._exit_code: int | None = None
         self._server = StateServer(options.state_address, options.state_port, self)
@@ -464,6 +606,35 @@ class Launcher:
     def report(self) -> dict[str, Any]:
         """The state document; called from the server's threads, so it reads the state once."""
         return report(self._state, self._service, self._incarnation, time.monotonic())
+
+    def restart(self, authorization: str, incarnation: Callable[[], str]) -> None:
+        """Take an order to start the engine anew; called from the server's threads.
+
+        Returns when the engine is on its way down, so that nobody who asks takes it for sound any more.
+        Raises RefusedOrderError.
+        """
+        self._check_token(authorization)
+        state, wanted = self._state, incarnation()
+        if wanted != self._incarnation:
+            raise RefusedOrderError(409, f"the incarnation is another one already: {self._incarnation}")
+        self._log("a restart is ordered")
+        self._inbox.put(RestartOrdered(state.child))
+        end = time.monotonic() + ORDER_TAKEN_SECONDS
+        while self._state.child == state.child and self._state.phase in ("starting", "healthy", "unhealthy"):
+            if time.monotonic() > end:
+                raise RefusedOrderError(503, "the launcher is busy; order again")
+            time.sleep(0.02)
+
+    def _check_token(self, authorization: str) -> None:
+        if self._token_file is None:
+            raise RefusedOrderError(501, "this launcher takes no orders (set --token-file)")
+        try:
+            token = self._token_file.read_bytes().strip()
+        except OSError as error:
+            raise RefusedOrderError(503, f"{self._token_file} cannot be read: {error.strerror}") from None
+        scheme, _, given = authorization.partition(" ")
+        if not token or scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
+            raise RefusedOrderError(401, "this needs the header 'Authorization: Bearer <launcher token>'")
 
     def run(self) -> int:
         """Run until the child has ended; returns the exit code. Raises LauncherError."""
@@ -482,10 +653,11 @@ class Launcher:
         self._reap()
         if self._exit_code is None:
             self._try_next_lock()
-        if self._exit_code is None and self._state.child_exit is not None:
+        ending = self._state.child_exit is not None or self._state.restarting
+        if self._exit_code is None and ending:
             self._handle(Tick(self._group_alive()))
         if self._exit_code is None:
-            urgent = self._state.phase == "waiting_for_devices" or self._state.child_exit is not None
+            urgent = self._state.phase == "waiting_for_devices" or ending
             self._inbox.wait(LOCK_RETRY_SECONDS if urgent else IDLE_TICK_SECONDS)
 
     def _handle(self, event: Event) -> None:
@@ -507,8 +679,12 @@ class Launcher:
                 self._log(f"device {device}: released")
         elif isinstance(effect, ForwardSignal):
             self._forward(effect.number)
+        elif isinstance(effect, EndChild):
+            self._signal_group(effect.number, "the engine, which shall start anew")
+        elif isinstance(effect, RenewIncarnation):
+            self._renew()
         elif isinstance(effect, SignalGroup):
-            self._signal_group(effect.number)
+            self._signal_group(effect.number, "what the engine left running")
         else:
             self._exit_code = effect.code
 
@@ -541,7 +717,18 @@ class Launcher:
             sentence = f"command cannot be executed: {program}: {error.strerror}"
             raise LauncherError(sentence, EXIT_NOT_EXECUTABLE) from error
         self._log(f"started {program} as process {self._child_pid}, incarnation {self._incarnation}")
-        HealthWatch(self._health_url, self._inbox).start()
+        if not self._health.is_alive():
+            self._health.start()
+        self._health.hurry()
+
+    def _renew(self) -> None:
+        for pid in _children_of_this_process():
+            # The child itself is reaped; what is left was orphaned outside its process group.
+            os.kill(pid, signal.SIGKILL)
+            self._log(f"SIGKILL: sent to process {pid}, which the engine left running")
+        self._child_pid = None
+        self._told_waiting_for = None
+        self._incarnation = secrets.token_hex(16)
 
     def _forward(self, number: int) -> None:
         if self._child_pid is None:
@@ -550,14 +737,14 @@ class Launcher:
         # Not reaped yet, so the number cannot belong to another process.
         os.kill(self._child_pid, number)
 
-    def _signal_group(self, number: int) -> None:
+    def _signal_group(self, number: int, whom: str) -> None:
         if self._child_pid is None:
             return
         try:
             os.killpg(self._child_pid, number)
         except ProcessLookupError:
             return  # the child left nobody behind
-        self._log(f"{signal.Signals(number).name}: sent to what the engine left running")
+        self._log(f"{signal.Signals(number).name}: sent to {whom}")
 
     def _group_alive(self) -> bool:
         if self._child_pid is None:
@@ -585,6 +772,17 @@ class Launcher:
     def _log(self, sentence: str) -> None:
         moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         print(f"{moment} launcher {self._service}: {sentence}", file=sys.stderr, flush=True)
+
+
+def _children_of_this_process() -> list[int]:
+    """Every process whose parent this one is, orphans that came to it included."""
+    found: list[int] = []
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            found += [int(word) for word in listing.read_text().split()]
+        except OSError:
+            continue  # a thread that has just ended
+    return found
 
 
 def become_reaper() -> None:
@@ -622,6 +820,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--health", required=True, metavar="URL", help="answers 2xx once the engine is ready")
     run.add_argument("--state-address", default="0.0.0.0", help="address the state is served at")
     run.add_argument("--state-port", type=int, default=9000, help="port the state is served at; 0: any")
+    run.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="whoever knows its content may order a restart"
+    )
     run.add_argument("command", nargs="+", metavar="COMMAND", help="the engine's command, after --")
     probe = commands.add_parser("probe", help="exit code 0 when a URL answers 2xx, else 1")
     probe.add_argument("url", metavar="URL")
@@ -635,7 +836,7 @@ def main(arguments: list[str]) -> int:
         options = parser().parse_args(arguments)
         if options.action == "run":
             return Launcher(options).run()
-        problem = answers_2xx(options.url, options.timeout)
+        problem = ask_health(options.url, options.timeout).problem
         if problem is not None:
             raise LauncherError(problem, exit_code=1)
         return 0

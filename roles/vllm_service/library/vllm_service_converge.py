@@ -755,24 +755,24 @@ class Run:
         """Rename first, because a name may be needed; then have Compose create what is missing."""
         self._rename([change for change in changes if isinstance(change, pure.RenameContainer)])
         wanted = {c.service: c for c in changes if isinstance(c, pure.CreateContainer)}
-        if wanted and self._compose_up([*wanted]).returncode != 0:
-            # One bad service makes Compose give up on all: so each by itself, and each gets its own sentence.
-            for service in wanted:
-                done = self._compose_up([service])
-                if done.returncode != 0:
-                    self._problem(service, f"cannot be created: {last_line(done.stderr)}")
+        for service in wanted:
+            # Each by itself: one bad service makes Compose give up on all, with the others' creation still
+            # under way in the daemon, where it stands in the way of a second attempt.
+            done = self._compose_up(service)
+            if done.returncode != 0:
+                self._problem(service, f"cannot be created: {last_line(done.stderr)}")
         self.done |= {change for service, change in wanted.items() if service not in self.problems}
         there = {network.name for network in self.docker.networks()} if wanted else set()
         self.done |= {c for c in changes if isinstance(c, pure.CreateNetwork) and c.network in there}
 
-    def _compose_up(self, services: list[str]) -> subprocess.CompletedProcess[str]:
+    def _compose_up(self, service: str) -> subprocess.CompletedProcess[str]:
         path = self.root / self.parameters["compose_file"]
         return self.docker.run(
             "compose",
             *("--project-name", self.project, "--file", str(path), "--project-directory", str(path.parent)),
             # No .env file that happens to lie there.
             *("--env-file", os.devnull, "--progress", "quiet"),
-            *("up", "--detach", "--no-deps", "--no-build", "--pull", "never", *services),
+            *("up", "--detach", "--no-deps", "--no-build", "--pull", "never", service),
             seconds=STOP_SECONDS,
         )
 

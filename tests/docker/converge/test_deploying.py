@@ -167,8 +167,9 @@ def test_a_container_that_cannot_be_created_does_not_stop_the_others(fresh_box: 
     fresh_box.services["front"]["volumes"] = [
         {"type": "bind", "source": "/no/such/folder", "target": "/x", "bind": {"create_host_path": False}}
     ]
-    failed = fresh_box.run()
-    (problem,) = failed["problems"]
+    problems = fresh_box.run()["problems"]
+    assert len(problems) == 1, problems
+    problem = problems[0]
     assert problem.startswith(f"container {fresh_box.name('front')}: cannot be created: ")
     assert "/no/such/folder" in problem
     assert set(fresh_box.ids()) == {fresh_box.name("text"), fresh_box.name("embed")}

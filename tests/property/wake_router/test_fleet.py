@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from wake_router import scheduler
 from wake_router.lifecycle import (
     BACK_OFF_MAX_SECONDS,
+    PARKED,
     TARGET,
     AbandonTransition,
     Condition,
@@ -39,12 +40,16 @@ from wake_router.lifecycle import (
     RefuseHeld,
     ReleaseHeld,
     Remember,
+    RememberParked,
     RequestArrived,
     RequestEnded,
+    RestartOrdered,
+    RestartWithdrawn,
     ServiceState,
     StartTransition,
     Step,
     Tick,
+    Transition,
     TransitionFailed,
     TransitionSucceeded,
     steps_of,
@@ -65,6 +70,7 @@ class World:
     asleep: bool = False
     weights_good: bool = True
     record: Record | None = None
+    parked_until: float | None = None
     start: StartTransition | None = None
     steps_done: int = 0
     intent_written: bool = False
@@ -90,6 +96,8 @@ class Box:
     worlds: dict[str, World] = field(default_factory=lambda: {name: World() for name in NAMES})
     fleet: Fleet = field(default_factory=Fleet)
     now: float = 1000.0
+    refused: bool = False
+    """Whether a launcher has ever refused to restart its engine."""
 
 
 class FrontDoor(RuleBasedStateMachine):
@@ -97,12 +105,21 @@ class FrontDoor(RuleBasedStateMachine):
 
     box: Box
 
-    @initialize(level_2=st.booleans(), idle=st.sampled_from([0.0, 60.0]))
-    def open(self, level_2: bool, idle: float) -> None:
+    @initialize(
+        level_2=st.sampled_from(["allowed", "not yet", "never"]),
+        idle=st.sampled_from([0.0, 60.0]),
+        restartable=st.booleans(),
+    )
+    def open(self, level_2: str, idle: float, restartable: bool) -> None:
         self.box = Box()
         self.cut: list[str] = []
         self.policy = Policy(
-            idle_sleep_seconds=idle, idle_offload_seconds=3 * idle, level_2_allowed=level_2, held_max=5
+            idle_sleep_seconds=idle,
+            idle_offload_seconds=3 * idle,
+            level_2_allowed=level_2 == "allowed",
+            reload_trusted=level_2 != "never",
+            restartable=restartable,
+            held_max=5,
         )
         self._start_router()
         for name in NAMES:
@@ -114,11 +131,21 @@ class FrontDoor(RuleBasedStateMachine):
             name: Member(
                 policy=self.policy,
                 devices=DEVICES[name],
-                state=ServiceState(since=box.now, last_activity=box.now, record=box.worlds[name].record),
+                state=self._first_state(box.worlds[name]),
             )
             for name in NAMES
         }
         box.fleet = Fleet(members=members)
+
+    def _first_state(self, world: World) -> ServiceState:
+        now, until = self.box.now, world.parked_until
+        return ServiceState(
+            since=now,
+            last_activity=now,
+            record=world.record,
+            conditions=frozenset() if until is None else frozenset({Condition.MAINTENANCE}),
+            maintenance_until=until or 0.0,
+        )
 
     # ---- the shell
 
@@ -157,8 +184,10 @@ class FrontDoor(RuleBasedStateMachine):
                 world.start = None
             case CutInFlight():
                 self.cut.append(name)
-            case Remember(incarnation, depth):
-                world.record = Record(incarnation=incarnation, depth=depth)
+            case Remember(incarnation, depth, proven):
+                world.record = Record(incarnation=incarnation, depth=depth, proven=proven)
+            case RememberParked(until):
+                world.parked_until = until
             case _:
                 pass
 
@@ -237,6 +266,16 @@ class FrontDoor(RuleBasedStateMachine):
     def end_maintenance(self, name: str) -> None:
         self.send(name, MaintenanceEnded())
 
+    @rule(name=services, done=st.booleans())
+    def order_restart(self, name: str, done: bool) -> None:
+        self.send(name, RestartOrdered())
+        if done:
+            self.steps(name, 3)
+
+    @rule(name=services)
+    def withdraw_restart(self, name: str) -> None:
+        self.send(name, RestartWithdrawn())
+
     # ---- time
 
     @rule(seconds=st.sampled_from([0.2, 5.0, 61.0, 200.0, 4000.0]))
@@ -312,7 +351,7 @@ class FrontDoor(RuleBasedStateMachine):
         elif world.open_steps[0] is Step.RECORD_CANARY:
             assert world.weights_good or not start.fresh
             world.steps_done += 1
-        elif world.open_steps[0] is Step.CANARY and not world.weights_good:
+        elif world.open_steps[0] is Step.CANARY and not world.weights_good and self._is_asked(start):
             world.start = None
             self.send(name, TransitionFailed(start.epoch, "garbage"))
         elif not world.intent_written:
@@ -323,11 +362,19 @@ class FrontDoor(RuleBasedStateMachine):
             self._call(world, world.open_steps[0])
             world.steps_done += 1
             world.intent_written = False
+            if start.transition is Transition.RESTART:
+                self._confirm(name, start)
+
+    def _is_asked(self, start: StartTransition) -> bool:
+        """Without a recorded canary, a wake from level 1 by a trusted past asks nothing."""
+        return start.from_depth is not Depth.SLEEPING or start.unproven
 
     def _confirm(self, name: str, start: StartTransition) -> None:
         world = self.box.worlds[name]
         world.start = None
-        if world.asleep is (TARGET[start.transition] is not Depth.AWAKE):
+        if start.transition is Transition.RESTART:
+            self.send(name, TransitionSucceeded(start.epoch))
+        elif world.asleep is (TARGET[start.transition] is not Depth.AWAKE):
             world.record = Record(incarnation=start.incarnation, depth=TARGET[start.transition])
             self.send(name, TransitionSucceeded(start.epoch))
         else:
@@ -344,6 +391,10 @@ class FrontDoor(RuleBasedStateMachine):
                 world.asleep = False
             case Step.RELOAD_WEIGHTS:
                 world.weights_good = True
+            case Step.ORDER_RESTART:
+                world.presence = Presence.BOOTING
+                world.born += 1
+                world.asleep, world.weights_good = False, True
             case Step.WAKE_WEIGHTS | Step.RESET_PREFIX_CACHE | Step.RECORD_CANARY | Step.CANARY:
                 pass
 
@@ -379,6 +430,32 @@ class FrontDoor(RuleBasedStateMachine):
             self._call(world, world.open_steps[0])
         world.start = None
         self.send(name, TransitionFailed(start.epoch, "it timed out"))
+
+    @rule(name=services, damaged=st.booleans(), then_steps=st.integers(0, 12))
+    def memory_runs_out(self, name: str, damaged: bool, then_steps: int) -> None:
+        """A wake finds too little memory; how far the engine got, and in what state, nobody knows."""
+        self.order(name, Depth.AWAKE)
+        world = self.box.worlds[name]
+        start = world.start
+        if start is None or start.transition is not Transition.WAKE or world.presence is not Presence.UP:
+            return
+        if start.from_depth is Depth.AWAKE:
+            return
+        world.weights_good = world.weights_good and not damaged
+        world.start = None
+        self.send(name, TransitionFailed(start.epoch, "out of memory", out_of_memory=True))
+        for other in NAMES:
+            self.steps(other, then_steps)
+
+    @precondition(lambda self: any(world.start for world in self.box.worlds.values()))
+    @rule(name=services)
+    def launcher_refuses(self, name: str) -> None:
+        world = self.box.worlds[name]
+        start = world.start
+        if start is not None and start.transition is Transition.RESTART:
+            world.start = None
+            self.box.refused = True
+            self.send(name, TransitionFailed(start.epoch, "the launcher refuses"))
 
     @precondition(lambda self: any(world.start for world in self.box.worlds.values()))
     @rule(name=services)
@@ -434,6 +511,31 @@ class FrontDoor(RuleBasedStateMachine):
             assert state.conditions or state.ordered is None or state.ordered is not state.depth
 
     @invariant()
+    def what_is_parked_stays_parked(self) -> None:
+        """Over any number of restarts of the router, until it is ended or its time has passed."""
+        for name, world in self.box.worlds.items():
+            parked = bool(self.state(name).conditions & PARKED)
+            assert parked is (world.parked_until is not None)
+
+    @invariant()
+    def nobody_is_needed_who_falls_asleep_for_another(self) -> None:
+        for name in NAMES:
+            state = self.state(name)
+            if state.evicted_for is not None:
+                assert not state.in_flight and not state.held and not state.conditions
+                assert DEVICES[name] & DEVICES[state.evicted_for]
+
+    @invariant()
+    def weights_that_may_not_be_reloaded_are_not(self) -> None:
+        """Unless somebody's order has discarded them, or the engine can't be restarted."""
+        for world in self.box.worlds.values():
+            start = world.start
+            if start is None or self.policy.reload_trusted or not self.policy.restartable:
+                continue
+            reloads = Step.RELOAD_WEIGHTS in steps_of(start.transition, start.from_depth)
+            assert not reloads or self.box.refused, "reloaded what should have been restarted"
+
+    @invariant()
     def no_failure_is_final(self) -> None:
         for name in NAMES:
             state = self.state(name)
@@ -465,7 +567,9 @@ class FrontDoor(RuleBasedStateMachine):
         for name in NAMES:
             state = self.state(name)
             assert not state.held, "somebody still waits although everything works"
-            assert not state.conditions
+            # Who sleeps may well be unproven: the canary is asked when it is woken.
+            left = state.conditions - {Condition.UNPROVEN}
+            assert not left and (not state.conditions or state.depth is Depth.SLEEPING)
 
 
 FrontDoor.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

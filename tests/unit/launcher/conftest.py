@@ -36,7 +36,13 @@ class RunningLauncher:
     """One launcher with the test engine as its child."""
 
     def __init__(
-        self, folder: Path, name: str, devices: list[str], engine: list[str], prefix: list[str]
+        self,
+        folder: Path,
+        name: str,
+        devices: list[str],
+        engine: list[str],
+        prefix: list[str],
+        token: str | None,
     ) -> None:
         self.port = free_port()
         self.state_port = free_port()
@@ -48,7 +54,11 @@ class RunningLauncher:
         for device in devices:
             command += ["--device", device]
         command += ["--health", f"http://127.0.0.1:{self.port}/health"]
-        command += ["--state-address", "127.0.0.1", "--state-port", str(self.state_port), "--"]
+        command += ["--state-address", "127.0.0.1", "--state-port", str(self.state_port)]
+        if token is not None:
+            (folder / "token").write_text(f"{token}\n")
+            command += ["--token-file", str(folder / "token")]
+        command.append("--")
         command += [sys.executable, str(ENGINE), str(self.port), "--log", str(self.engine_log), *engine]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log)
@@ -91,8 +101,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         devices: list[str] | None = None,
         engine: list[str] | None = None,
         prefix: list[str] | None = None,
+        token: str | None = None,
     ) -> RunningLauncher:
-        launcher = RunningLauncher(tmp_path, name, devices or [], engine or [], prefix or [])
+        launcher = RunningLauncher(tmp_path, name, devices or [], engine or [], prefix or [], token)
         running.append(launcher)
         return launcher
 

@@ -1,7 +1,8 @@
 """A small engine for the launcher's tests: answers /health with 200 once its start-up time is over.
 
 Usage: engine.py PORT [--ready-after SECONDS] [--exit-after SECONDS] [--exit-code N] [--log FILE]
-                      [--orphans N] [--straggler] [--ignore-term] [--toggle FILE]
+                      [--orphans N] [--straggler] [--escapee] [--ignore-term] [--toggle FILE]
+                      [--close-port FILE]
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,6 +28,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--log", type=Path)
     parser.add_argument("--orphans", type=int, default=0)
     parser.add_argument("--straggler", action="store_true")
+    parser.add_argument("--escapee", action="store_true", help="leave a process outside the group")
+    parser.add_argument(
+        "--close-port", type=Path, help="stop listening, and live on, once this file is there"
+    )
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--toggle", type=Path, help="healthy only while this file is absent")
     return parser.parse_args()
@@ -72,10 +78,24 @@ def main() -> None:
             "import signal,time;signal.signal(15,signal.SIG_IGN);time.sleep(60)",
         ]
         note(f"straggler {subprocess.Popen(straggler).pid}")
+    if given.escapee:
+        sleeper = [sys.executable, "-c", "import time;time.sleep(60)"]
+        note(f"escapee {subprocess.Popen(sleeper, start_new_session=True).pid}")
     server = ThreadingHTTPServer(("127.0.0.1", given.port), Health)
+    if given.close_port is not None:
+        threading.Thread(target=close_once_told, args=(server, given.close_port, note), daemon=True).start()
     if given.exit_after is not None:
         threading.Timer(given.exit_after, os._exit, [given.exit_code]).start()
     server.serve_forever()
+    threading.Event().wait()
+
+
+def close_once_told(server: ThreadingHTTPServer, told: Path, note: Callable[[str], None]) -> None:
+    while not told.exists():
+        time.sleep(0.05)
+    server.shutdown()
+    server.server_close()
+    note("closed")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,87 @@ def test_a_device_key_that_is_no_file_name_is_refused(key: str) -> None:
         launcher.lock_path(Path("/locks"), key)
 
 
+CLOSED = launcher.HealthAnswered(False, closed=True)
+HEALTHY = launcher.HealthAnswered(True)
+
+
+def closed_often_enough() -> list[Any]:
+    return [CLOSED] * launcher.CLOSED_PROBES_UNTIL_RESTART
+
+
+def test_a_port_that_was_open_and_stays_closed_ends_the_child() -> None:
+    state, told = after(HEALTHY, *closed_often_enough())
+    assert state.phase == "stopping" and state.restarting
+    assert told[-1] == [launcher.EndChild(signal.SIGTERM)]
+    assert not any(told[2:-1])
+
+
+def test_a_closed_port_is_no_news_before_the_engine_was_ready() -> None:
+    state, told = after(*closed_often_enough(), *closed_often_enough())
+    assert state.phase == "starting" and not any(told[1:])
+
+
+def test_an_answer_of_any_kind_shows_that_the_port_is_open() -> None:
+    for answer in (launcher.HealthAnswered(False), HEALTHY):
+        events = [HEALTHY, *closed_often_enough()[1:], answer, *closed_often_enough()[1:]]
+        state, _ = after(*events)
+        assert not state.restarting
+
+
+def test_a_restart_from_end_to_end() -> None:
+    state, told = after(
+        launcher.DeviceLocked("cpu:a"),
+        HEALTHY,
+        launcher.RestartOrdered(1),
+        launcher.ChildExited(0),
+        launcher.Tick(False),
+        devices=["cpu:a"],
+    )
+    assert told[3:] == [
+        [launcher.EndChild(signal.SIGTERM)],
+        [launcher.SignalGroup(signal.SIGTERM)],
+        [launcher.RenewIncarnation()],
+    ]
+    assert state.phase == "waiting_for_devices" and state.waiting_for == "cpu:a"
+    state, effects = launcher.step(state, launcher.DeviceLocked("cpu:a"), 9.0)
+    assert effects == [launcher.StartChild()] and state.child == 2
+    # What was asked of the old one says nothing about the new one, and neither does an order for it.
+    assert launcher.step(state, HEALTHY, 9.0)[0].phase == "starting"
+    assert launcher.step(state, launcher.RestartOrdered(1), 9.0) == (state, [])
+    assert launcher.step(state, launcher.HealthAnswered(True, child=2), 9.0)[0].phase == "healthy"
+
+
+def test_locks_of_an_engine_that_is_restarted_while_it_starts_are_kept() -> None:
+    state, told = after(
+        launcher.DeviceLocked("cpu:a"),
+        launcher.RestartOrdered(1),
+        launcher.ChildExited(0),
+        launcher.Tick(False),
+        devices=["cpu:a"],
+    )
+    assert told[-1] == [launcher.RenewIncarnation(), launcher.StartChild()]
+    assert state.locked == ("cpu:a",)
+
+
+def test_a_child_that_makes_no_room_is_killed_and_then_given_up() -> None:
+    state, _ = after(HEALTHY, launcher.RestartOrdered(1))
+    late = state.kill_at
+    assert launcher.step(state, launcher.Tick(True), late - 0.1) == (state, [])
+    state, effects = launcher.step(state, launcher.Tick(True), late)
+    assert effects == [launcher.EndChild(signal.SIGKILL)]
+    _, effects = launcher.step(state, launcher.Tick(True), late + launcher.GROUP_KILL_SECONDS)
+    assert effects == [launcher.Exit(137)]
+
+
+def test_who_stops_the_container_means_it_during_a_restart_too() -> None:
+    _, told = after(HEALTHY, launcher.RestartOrdered(1), TERM, launcher.ChildExited(0), launcher.Tick(False))
+    assert told[-1] == [launcher.Exit(0)]
+
+
 EVENTS = st.one_of(
+    st.sampled_from([launcher.RestartOrdered(child) for child in (1, 2)]),
+    st.sampled_from([launcher.HealthAnswered(False, closed=True, child=child) for child in (1, 2)]),
+    st.just(launcher.HealthAnswered(True, child=2)),
     st.sampled_from([launcher.HealthAnswered(True), launcher.HealthAnswered(False)]),
     st.sampled_from([launcher.SignalReceived(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]),
     st.just(launcher.ChildExited(0)),
@@ -146,7 +226,9 @@ EVENTS = st.one_of(
 
 @given(st.lists(st.sampled_from(["cpu:a", "cpu:b", "GPU-c"]), max_size=4), st.lists(EVENTS, max_size=30))
 def test_whatever_happens_in_whatever_order(devices: list[str], events: list[Any]) -> None:
-    """One child, started only with every lock held; locks given back once; no kill while the child lives."""
+    """One child at a time, each started only with every lock held; locks given back once per child; nothing
+    but a restart kills a child that lives.
+    """
     state = launcher.initial(devices, 0.0)
     state, effects = launcher.start_if_ready(state, 0.0)
     told = list(effects)
@@ -157,15 +239,20 @@ def test_whatever_happens_in_whatever_order(devices: list[str], events: list[Any
             event = launcher.DeviceLocked(state.waiting_for)
         if isinstance(event, launcher.ChildExited) and not state.child_running:
             continue
-        running_before = state.child_running
+        running_before, held_before = state.child_running, state.locked
         state, effects = launcher.step(state, event, float(moment))
         if launcher.StartChild() in effects:
+            assert not running_before
             assert set(state.locked) == set(devices)
+        if launcher.ReleaseDevices() in effects:
+            assert held_before and not state.locked
+        assert state.restarting or not [e for e in effects if isinstance(e, launcher.EndChild)]
         kills = [e for e in effects if isinstance(e, launcher.SignalGroup)]
         assert not (kills and state.child_running)
         assert not [e for e in effects if isinstance(e, launcher.ForwardSignal) and not running_before]
         told += effects
         if any(isinstance(effect, launcher.Exit) for effect in effects):
             break
-    assert told.count(launcher.StartChild()) <= 1
-    assert told.count(launcher.ReleaseDevices()) <= 1
+    assert told.count(launcher.StartChild()) == state.child
+    assert told.count(launcher.ReleaseDevices()) <= state.child
+    assert told.count(launcher.RenewIncarnation()) in (state.child, max(0, state.child - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -52,6 +53,7 @@ def test_state_document_from_start_to_end(start: Start) -> None:
         "devices": ["cpu:left"],
         "waiting_for": None,
         "child_exit": None,
+        "restarts": 0,
     }
     assert one.wait_for_engine("start")[4] == f"incarnation={state['incarnation']}"
     one.process.send_signal(signal.SIGTERM)
@@ -163,13 +165,10 @@ def test_it_ends_with_the_engines_exit_code(start: Start, code: int) -> None:
 
 
 def test_unhealthy_and_healthy_again(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = tmp_path / "quick.py"
-    source = LAUNCHER.read_text().replace(
-        "HEALTH_INTERVAL_STEADY_SECONDS = 5.0", "HEALTH_INTERVAL_STEADY_SECONDS = 0.1"
+    impatient(
+        tmp_path, monkeypatch, "HEALTH_INTERVAL_STEADY_SECONDS = 5.0", "HEALTH_INTERVAL_STEADY_SECONDS = 0.1"
     )
-    quick.write_text(source)
     sick = tmp_path / "sick"
-    monkeypatch.setattr(conftest, "LAUNCHER", quick)
     one = start(engine=["--toggle", str(sick)])
     one.wait_for_phase("healthy")
     sick.touch()
@@ -287,3 +286,123 @@ def test_probe(start: Start) -> None:
 def test_it_needs_nothing_but_the_standard_library() -> None:
     command = [sys.executable, "-I", "-S", str(LAUNCHER), "--help"]
     assert subprocess.run(command, capture_output=True, timeout=10).returncode == 0
+
+
+def order(one: conftest.RunningLauncher, token: str, incarnation: object) -> tuple[int, dict[str, object]]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{one.state_port}/restart",
+        data=json.dumps({"incarnation": incarnation}).encode(),
+        headers={"Authorization": f"Bearer {token}"},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def wait_for_another(one: conftest.RunningLauncher, incarnation: str) -> dict[str, object]:
+    wait_until(
+        lambda: one.phase() == "healthy" and one.state()["incarnation"] != incarnation, one.log.read_text()
+    )
+    return one.state()
+
+
+def test_a_restart_on_order(start: Start) -> None:
+    one = start(devices=["cpu:left"], token="secret", engine=["--straggler", "--escapee"])
+    one.wait_for_phase("healthy")
+    before = one.state()["incarnation"]
+    engine, straggler, escapee = (
+        int(one.wait_for_engine(word)[2].removeprefix("pid=")) for word in ("start", "straggler", "escapee")
+    )
+    status, document = order(one, "secret", before)
+    assert status == 202
+    assert document["phase"] in ("stopping", "waiting_for_devices", "starting")
+    after = wait_for_another(one, before)
+    assert after["restarts"] == 1
+    for pid in (engine, straggler, escapee):
+        assert process_state(pid) is None, "something of the old engine is left"
+    assert [line[4] for line in one.engine_lines("start")] == [
+        f"incarnation={before}",
+        f"incarnation={after['incarnation']}",
+    ]
+    assert order(one, "secret", before)[0] == 409, "the same order again ends nothing"
+    assert one.log.read_text().count("device cpu:left: locked") == 2
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end() == 0
+
+
+def test_an_engine_that_ignores_the_order_is_killed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(tmp_path, monkeypatch, "RESTART_GRACE_SECONDS = 15.0", "RESTART_GRACE_SECONDS = 0.3")
+    one = start(token="secret", engine=["--ignore-term"])
+    one.wait_for_phase("healthy")
+    before = one.state()["incarnation"]
+    assert order(one, "secret", before)[0] == 202
+    wait_for_another(one, before)
+    one.process.kill()
+    os.kill(int(one.engine_lines("start")[-1][2].removeprefix("pid=")), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("token", "given", "incarnation", "status", "sentence"),
+    [
+        ("secret", "other", None, 401, "Authorization: Bearer"),
+        ("", "", None, 401, "Authorization: Bearer"),
+        (None, "secret", None, 501, "takes no orders"),
+        ("secret", "secret", "0" * 32, 409, "another one already"),
+        ("secret", "secret", 7, 400, "the body must be"),
+        ("secret", "secret", "x" * 5000, 400, "the body must be"),
+    ],
+)
+def test_orders_that_are_refused_end_nothing(
+    start: Start, token: str | None, given: str, incarnation: object, status: int, sentence: str
+) -> None:
+    one = start(token=token)
+    one.wait_for_phase("healthy")
+    before = one.state()
+    wanted = before["incarnation"] if incarnation is None else incarnation
+    answered, document = order(one, given, wanted)
+    assert answered == status
+    assert sentence in json.dumps(document)
+    assert one.state()["incarnation"] == before["incarnation"]
+    assert one.phase() == "healthy"
+
+
+def test_sigterm_during_a_restart_ends_the_container(start: Start) -> None:
+    one = start(token="secret", engine=["--ignore-term"])
+    one.wait_for_phase("healthy")
+    assert order(one, "secret", one.state()["incarnation"])[0] == 202
+    one.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: len(one.engine_lines("signal")) == 2, "both signals")
+    os.kill(int(one.wait_for_engine("start")[2].removeprefix("pid=")), signal.SIGKILL)
+    assert one.end() == 137
+    assert len(one.engine_lines("start")) == 1
+
+
+def test_a_port_that_stays_closed_ends_the_engine(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(
+        tmp_path, monkeypatch, "HEALTH_INTERVAL_STEADY_SECONDS = 5.0", "HEALTH_INTERVAL_STEADY_SECONDS = 0.1"
+    )
+    closed = tmp_path / "closed"
+    one = start(engine=["--close-port", str(closed)])
+    one.wait_for_phase("healthy")
+    before = one.state()["incarnation"]
+    engine = int(one.wait_for_engine("start")[2].removeprefix("pid="))
+    closed.touch()
+    one.wait_for_engine("closed")
+    closed.unlink()
+    wait_for_another(one, before)
+    assert process_state(engine) is None
+
+
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constant: str, quicker: str) -> None:
+    source = LAUNCHER.read_text()
+    assert constant in source
+    quick = tmp_path / "quick.py"
+    quick.write_text(source.replace(constant, quicker))
+    monkeypatch.setattr(conftest, "LAUNCHER", quick)

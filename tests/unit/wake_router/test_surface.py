@@ -220,7 +220,9 @@ def test_admin_errors_are_sentences(router: Router) -> None:
     assert router.order("services/none/wake").status_code == 404
     assert router.order("services/text/wake?timeout=-1").status_code == 400
     assert router.order("services/text/dance").status_code == 404
-    assert router.order("services/text/restart").status_code == 501
+    refused = router.order("services/text/restart")
+    assert refused.status_code == 409
+    assert "restart its container" in refused.json()["error"]["message"]
     assert router.order("services/none/restart").status_code == 404
     late = router.order("services/absent/wake?timeout=0.2")
     assert late.status_code == 504

@@ -26,15 +26,17 @@ from wake_router.admin_contract import (
     ParkedDone,
     ProofDone,
     Reloaded,
+    RestartDone,
     ServiceStatus,
     Status,
 )
 from wake_router.clock import Clock
+from wake_router.durable import DurableWriteError
 from wake_router.events import Events
 from wake_router.executor import Executor
 from wake_router.lifecycle import RESTING, Depth, ServiceState
 from wake_router.metrics import Metrics
-from wake_router.orders import OrderError, Orders, OrderTimeoutError
+from wake_router.orders import ForbiddenOrderError, OrderError, Orders, OrderTimeoutError
 from wake_router.registry import RegistryError, Service
 from wake_router.settings import Settings, SettingsError
 
@@ -217,12 +219,6 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor, orde
     async def offload(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
         return await order(name, Depth.OFFLOADED, timeout)
 
-    @app.post("/admin/services/{name}/restart")
-    async def restart(name: str) -> OrderDone:
-        with _known(name):
-            executor.state(name)
-        raise AdminRequestError(501, "The launcher can't restart an engine on order; restart its container.")
-
     @app.post("/admin/services/{name}/pin")
     async def pin_service(name: str) -> OrderDone:
         return await pin(name, True)
@@ -241,7 +237,25 @@ def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor
     @app.post("/admin/services/{name}/maintenance")
     async def maintenance(name: str, limit: Seconds = 3600.0) -> ParkedDone:
         with _known(name):
-            return _parked(name, orders.begin_maintenance(name, limit))
+            return _parked(name, await orders.begin_maintenance(name, limit))
+
+    @app.post("/admin/services/{name}/restart")
+    async def restart(
+        name: str,
+        deadline: Seconds = 120.0,
+        timeout: Timeout = None,  # noqa: ASYNC109
+    ) -> RestartDone:
+        longest = settings.admin_wait_max_seconds
+        with _known(name):
+            proof = await orders.restart(name, deadline, min(timeout or longest, longest))
+            return RestartDone(
+                service=name,
+                depth=proof.state.depth,
+                canary=proof.canary,
+                level_2=proof.level_2,
+                pinned=executor.pinned(name),
+                incarnation=proof.state.incarnation,
+            )
 
     @app.post("/admin/services/{name}/prove")
     async def prove(name: str, timeout: Timeout = None) -> ProofDone:  # noqa: ASYNC109
@@ -264,6 +278,10 @@ def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor
 def _cordon(executor: Executor, device: str, cordoned: bool) -> DeviceDone:
     try:
         executor.cordon(device, cordoned)
+    except DurableWriteError as error:
+        word = "cordoned" if cordoned else "not cordoned"
+        message = f"Device '{device}' is {word} now, but a restart of the router forgets that: {error}"
+        raise AdminRequestError(507, message) from None
     except KeyError:
         message = f"No service runs on a device '{device[:100]}'; GET /admin/status shows devices."
         raise AdminRequestError(404, message) from None
@@ -309,6 +327,8 @@ def _known(name: str) -> Iterator[None]:
     except KeyError:
         message = f"There is no service '{name[:100]}'; GET /admin/status lists them."
         raise AdminRequestError(404, message) from None
+    except ForbiddenOrderError as error:
+        raise AdminRequestError(409, str(error)) from None
     except OrderTimeoutError as error:
         raise AdminRequestError(504, str(error)) from None
     except OrderError as error:
@@ -333,6 +353,7 @@ def _status(executor: Executor, service: Service, state: ServiceState, now: floa
         incarnation=state.incarnation,
         last_wake_seconds=executor.last_wake_seconds(service.name),
         pinned=executor.pinned(service.name),
+        restartable=executor.launcher_token(service) is not None,
         retry_in_seconds=round(state.retry_at - now, 3) if waiting else None,
         reason=state.reason,
     )

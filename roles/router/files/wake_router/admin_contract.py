@@ -26,6 +26,7 @@ class ServiceStatus(BaseModel):
     incarnation: str | None
     last_wake_seconds: float | None
     pinned: bool
+    restartable: bool
     retry_in_seconds: float | None
     reason: str
 
@@ -64,6 +65,13 @@ class ParkedDone(BaseModel):
     conditions: list[Condition]
     in_flight: int
     held: int
+
+
+class RestartDone(ProofDone):
+    """Answer of a restart: the new process, and what its canary said, in words."""
+
+    pinned: bool
+    incarnation: str | None
 
 
 class DeviceDone(BaseModel):

@@ -34,6 +34,19 @@ def replace_file(path: Path, content: bytes) -> None:
         ) from None
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there, and fsync its folder; raises DurableWriteError."""
+    try:
+        path.unlink()
+        _fsync_folder(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DurableWriteError(
+            f"{path} can't be removed: {error.strerror}. Let the router's user own its folder."
+        ) from None
+
+
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -21,6 +21,9 @@ from wake_router.lifecycle import Presence, Step
 QUICK_SECONDS: Final = 5.0
 """For calls that a healthy engine answers at once."""
 
+LAUNCHER_SECONDS: Final = 15.0
+"""For the launcher to take an order; it answers when the engine is on its way down."""
+
 RESET_PAUSES_SECONDS: Final = (0.2, 1.0, 2.0)
 """After each try to reset the prefix cache that didn't work."""
 
@@ -30,6 +33,12 @@ _START_TIME: Final = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? (\S
 _CORRUPTED: Final = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _NOT_FINITE: Final = b"not JSON compliant"
 """How vLLM 0.32.0 answers (with 400) when its answer would hold NaN."""
+_NO_MEMORY: Final = re.compile(
+    rb"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|less than desired GPU memory", re.IGNORECASE
+)
+"""What is in the answer (500) to a wake that doesn't find enough memory: vLLM 0.27.1 and 0.32.0 say `Call to
+wake_up method failed: CUDA Error: out of memory at ...`, PyTorch `CUDA out of memory. Tried to allocate ...`.
+"""
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 422, 501})
 
 
@@ -47,6 +56,10 @@ class EngineBrokenOffError(EngineUnreachableError):
 
 class EngineSlowError(EngineError):
     """The engine took the call but didn't answer in time. Slow is not dead."""
+
+
+class EngineOutOfMemoryError(EngineError):
+    """The engine's devices have too little free memory for the call."""
 
 
 class CanaryUnavailableError(EngineError):
@@ -182,7 +195,7 @@ class Engine:
                 await self._post("/wake_up?tags=kv_cache", self._timeouts.wake)
             case Step.RESET_PREFIX_CACHE:
                 await self._reset_prefix_cache()
-            case Step.RECORD_CANARY | Step.CANARY:
+            case Step.RECORD_CANARY | Step.CANARY | Step.ORDER_RESTART:
                 raise ValueError(f"{step} is more than one call")
 
     async def _reload_weights(self) -> None:
@@ -204,18 +217,43 @@ class Engine:
 
     async def _post(self, path: str, timeout_seconds: float, body: dict[str, Any] | None = None) -> bytes:
         status, answer = await self._call("POST", f"{self._base_url}{path}", timeout_seconds, body)
+        if status == 500 and _NO_MEMORY.search(answer):
+            raise EngineOutOfMemoryError(f"{path} found too little device memory: {_excerpt(answer)}")
         if status != 200:
             raise EngineError(f"{path} answered {status}: {_excerpt(answer)}")
         return answer
 
+    async def order_restart(self, incarnation: str, token: str) -> None:
+        """Have the launcher end this incarnation of the engine and start another; "": whichever there is.
+
+        Returns when the engine is on its way down or is another one already; raises EngineError.
+        """
+        wanted = incarnation or await self._incarnation_by_launcher()
+        url = f"{self._launcher_url}/restart"
+        status, body = await self._call("POST", url, LAUNCHER_SECONDS, {"incarnation": wanted}, token)
+        if status not in (202, 409):
+            raise EngineError(f"The launcher's /restart answered {status}: {_excerpt(body)}")
+
+    async def _incarnation_by_launcher(self) -> str:
+        _, body = await self._call("GET", f"{self._launcher_url}/state", QUICK_SECONDS)
+        state = _json(body)
+        return str(state.get("incarnation", "")) if isinstance(state, dict) else ""
+
     async def _call(
-        self, method: str, url: str, timeout_seconds: float, body: dict[str, Any] | None = None
+        self,
+        method: str,
+        url: str,
+        timeout_seconds: float,
+        body: dict[str, Any] | None = None,
+        token: str | None = None,
     ) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._timeouts.connect)
         try:
             # The session adds no headers by itself, and vLLM refuses a body whose type isn't told.
             content = None if body is None else json.dumps(body).encode()
-            headers = None if body is None else {"Content-Type": "application/json"}
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            if token is not None:
+                headers["Authorization"] = f"Bearer {token}"
             async with self._session.request(
                 method, url, data=content, headers=headers, timeout=timeout
             ) as response:

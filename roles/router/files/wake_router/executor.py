@@ -24,6 +24,7 @@ from wake_router.guardian import Guardian, Intervals
 from wake_router.intent_store import IntentStore
 from wake_router.lifecycle import (
     AbandonTransition,
+    Condition,
     CutInFlight,
     Depth,
     Effect,
@@ -31,6 +32,7 @@ from wake_router.lifecycle import (
     Forward,
     Hold,
     HoldEnded,
+    NeedMemory,
     Observed,
     Presence,
     Record,
@@ -39,6 +41,7 @@ from wake_router.lifecycle import (
     RefuseHeld,
     ReleaseHeld,
     Remember,
+    RememberParked,
     RequestArrived,
     RequestEnded,
     ServiceState,
@@ -54,6 +57,7 @@ from wake_router.notebook import ServiceNotebook
 from wake_router.registry import Registry, Service
 from wake_router.scheduler import Fleet, Member
 from wake_router.settings import MIB, Settings
+from wake_router.standing_orders import StandingOrders
 
 TICK_SECONDS: Final = 0.2
 
@@ -74,17 +78,15 @@ class RefusedError(Exception):
 class Lease:
     """The right to have one request in flight at a service. Must be released."""
 
-    __slots__ = ("_executor", "_handle", "_released", "epoch", "held_seconds", "service", "when_cut")
+    __slots__ = ("_executor", "_handle", "_released", "epoch", "held", "service", "when_cut")
 
-    def __init__(
-        self, executor: Executor, service: str, handle: Handle, epoch: int, held_seconds: float
-    ) -> None:
+    def __init__(self, executor: Executor, service: str, handle: Handle, epoch: int, held: Held) -> None:
         self._executor = executor
         self._handle = handle
         self._released = False
         self.service = service
         self.epoch = epoch
-        self.held_seconds = held_seconds
+        self.held = held
         self.when_cut: Callable[[str], None] = _ignore
         handle.leases.add(self)
 
@@ -94,6 +96,36 @@ class Lease:
             self._released = True
             self._handle.leases.discard(self)
             self._executor.end_request(self.service, self._handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How long a request waited in the router, in seconds, and for what of it."""
+
+    seconds: float = 0.0
+    wake_seconds: float = 0.0
+    """While the wake that ended it ran, without its canary."""
+    canary_seconds: float = 0.0
+
+    @property
+    def queue_seconds(self) -> float:
+        """Until that wake began: other wakes on the device, an engine that boots, maintenance."""
+        return max(0.0, self.seconds - self.wake_seconds - self.canary_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class LastWake:
+    """When the last successful wake began and ended (monotonic), and how long its canary took, in seconds."""
+
+    began: float
+    ended: float
+    canary_seconds: float
+
+    def held(self, arrived: float, released: float) -> Held:
+        """What a request that waited from one moment to the other waited for."""
+        shared = max(0.0, min(released, self.ended) - max(arrived, self.began))
+        canary = min(shared, self.canary_seconds)
+        return Held(released - arrived, shared - canary, canary)
 
 
 def _ignore(reason: str) -> None:
@@ -113,6 +145,7 @@ class Handle:
     observer: asyncio.Task[None] | None = None
     transition: asyncio.Task[None] | None = None
     transition_began: float = 0.0
+    last_wake: LastWake = LastWake(0.0, 0.0, 0.0)
     last_wake_seconds: float | None = None
     offloaded_incarnation: str | None = None
 
@@ -132,6 +165,7 @@ class Executor:
         self._session = session
         self._clock = clock
         self._intents = IntentStore(settings.state / "intents")
+        self._standing = StandingOrders(settings.state / "orders", clock.wall)
         self._memories = MemoryStore(settings.state / "memory")
         self._intervals = _intervals(settings)
         self._events = events
@@ -139,7 +173,7 @@ class Executor:
         self._fleet = Fleet()
         self._handles: dict[str, Handle] = {}
         self._names: dict[str, Service] = {}
-        self._cordoned: frozenset[str] = frozenset()
+        self._cordoned = self._standing.cordoned()
         self._ticker: asyncio.Task[None] | None = None
         self._watchers: list[tuple[str, Callable[[ServiceState], bool], asyncio.Future[None]]] = []
         self._stopping = False
@@ -201,8 +235,7 @@ class Executor:
         devices = frozenset(service.devices)
         if handle is None:
             handle = self._handles[service.name] = self._new_handle(service)
-            record, pinned = handle.notebook.record(), handle.notebook.memory.pinned
-            state = ServiceState(since=now, last_activity=now, record=record, pinned=pinned)
+            state = _first_state(handle.notebook, now)
             return Member(policy=self._policy(handle), devices=devices, state=state), "added"
         before, handle.service = handle.service, service
         self._forget_other_definitions(handle)
@@ -218,7 +251,7 @@ class Executor:
         return Member(policy=policy, devices=devices, state=state), "changed" if before != service else ""
 
     def _new_handle(self, service: Service) -> Handle:
-        notebook = ServiceNotebook(service.name, self._intents, self._memories, self._events)
+        notebook = ServiceNotebook(service.name, self._intents, self._standing, self._memories, self._events)
         notebook.when_learned = lambda: self._refresh_policy(service.name)
         handle = Handle(service, self._engine(service), notebook)
         self._forget_other_definitions(handle)
@@ -245,9 +278,21 @@ class Executor:
             idle_offload_seconds=settings.idle_offload_seconds if offload is None else offload,
             pinned=service.pin,
             level_2_allowed=level_2_verdict(service.allow_level_2, handle.notebook.memory)[0],
+            reload_trusted=service.allow_level_2 != "never",
+            restartable=self.launcher_token(service) is not None,
             held_max=settings.held_max,
             cordoned=not self._cordoned.isdisjoint(service.devices),
         )
+
+    def launcher_token(self, service: Service) -> str | None:
+        """With which the service's launcher takes orders; None: there is no launcher, or no token for it."""
+        if service.launcher_url is None:
+            return None
+        try:
+            token = (self._settings.launcher_tokens / service.name / "token").read_text().strip()
+        except (OSError, ValueError):
+            return None
+        return token or None
 
     def _engine(self, service: Service) -> Engine:
         timeouts = Timeouts(
@@ -262,6 +307,7 @@ class Executor:
     def _forget(self, name: str) -> None:
         handle = self._handles.pop(name)
         self._drop_tasks(handle)
+        handle.notebook.park_soon(None)
         self._refuse_all(handle, self._fleet.members[name].state, "the service has been removed")
 
     def _drop_tasks(self, handle: Handle) -> None:
@@ -334,7 +380,7 @@ class Executor:
         for effect in self._dispatch(name, RequestArrived()):
             match effect:
                 case Forward():
-                    return Lease(self, name, handle, self.state(name).epoch, waited_seconds)
+                    return Lease(self, name, handle, self.state(name).epoch, Held(waited_seconds))
                 case Refuse(kind, reason):
                     raise RefusedError(self.state(name), reason, kind)
                 case _:
@@ -344,9 +390,9 @@ class Executor:
             epoch = await self._wait_held(name, handle, arrived, wished_wait_seconds)
         finally:
             handle.held_bytes -= size
-        held_seconds = self._clock.monotonic() - arrived
-        self._metrics.held_seconds.labels(name).observe(held_seconds)
-        return Lease(self, name, handle, epoch, held_seconds)
+        held = handle.last_wake.held(arrived, self._clock.monotonic())
+        self._metrics.held_seconds.labels(name).observe(held.seconds)
+        return Lease(self, name, handle, epoch, held)
 
     def _require_room(self, name: str, handle: Handle, size: int) -> None:
         """Refuse a body for which there is no room among those that wait; raises RefusedError."""
@@ -415,7 +461,11 @@ class Executor:
     # ---- for people
 
     def cordon(self, device: str, cordoned: bool) -> None:
-        """Stop or allow wakes on a device; raises KeyError when no service runs on it."""
+        """Stop or allow wakes on a device, over restarts too.
+
+        Raises KeyError when no service runs on it, and DurableWriteError when the order holds now, but isn't
+        on the disk.
+        """
         if not any(device in handle.service.devices for handle in self._handles.values()):
             raise KeyError(device)
         self._cordoned = self._cordoned | {device} if cordoned else self._cordoned - {device}
@@ -423,6 +473,10 @@ class Executor:
             self._refresh_policy(name)
             self._dispatch(name, Tick())
         self._events.emit("device", device=device, cordoned=cordoned)
+        if cordoned:
+            self._standing.cordon(device)
+        else:
+            self._standing.uncordon(device)
 
     @property
     def stopping(self) -> bool:
@@ -520,8 +574,13 @@ class Executor:
                 if handle.transition is not None:
                     handle.transition.cancel()
                     handle.transition = None
-            case Remember(incarnation, depth):
-                handle.notebook.intend_soon(Record(incarnation=incarnation, depth=depth))
+            case Remember(incarnation, depth, proven):
+                handle.notebook.intend_soon(Record(incarnation=incarnation, depth=depth, proven=proven))
+            case RememberParked(until):
+                now = self._clock.monotonic()
+                handle.notebook.park_soon(None if until is None else max(0.0, until - now))
+            case NeedMemory():
+                self._events.emit("memory", service=name, reason=self.state(name).reason)
             case CutInFlight(reason):
                 for lease in list(handle.leases):
                     lease.when_cut(reason)
@@ -550,13 +609,16 @@ class Executor:
             handle.notebook,
             self._settings.sleep_timeout_seconds,
             real_level_2=handle.offloaded_incarnation == start.incarnation,
+            launcher_token=self.launcher_token(handle.service),
+            clock=self._clock,
         )
-        failure = await transitions.carry_out(assignment)
+        report = await transitions.carry_out(assignment)
+        failure = report.failure
         if failure is None:
             handle.offloaded_incarnation = (
                 start.incarnation if start.transition is Transition.OFFLOAD else None
             )
-        self._account(name, handle, start, failure, self._clock.monotonic() - handle.transition_began)
+        self._account(name, handle, start, report)
         handle.transition = None
         self._dispatch(name, failure or TransitionSucceeded(start.epoch))
 
@@ -566,27 +628,25 @@ class Executor:
             self._events.emit("internal_error", service=name, error=repr(error))
             self._dispatch(name, TransitionFailed(start.epoch, "the router itself failed"))
 
-    def _account(
-        self,
-        name: str,
-        handle: Handle,
-        start: StartTransition,
-        failure: TransitionFailed | None,
-        seconds: float,
-    ) -> None:
+    def _account(self, name: str, handle: Handle, start: StartTransition, report: transitions.Report) -> None:
         labels = (name, start.transition.value, start.from_depth.value)
+        began, ended, failure = handle.transition_began, self._clock.monotonic(), report.failure
         self._metrics.transitions.labels(*labels, "failed" if failure else "succeeded").inc()
         if failure is None:
-            self._metrics.transition_seconds.labels(*labels).observe(seconds)
-            if start.transition is Transition.WAKE:
-                handle.last_wake_seconds = seconds
+            self._metrics.transition_seconds.labels(*labels).observe(ended - began)
         fields: dict[str, Any] = {"error": failure.reason} if failure else {}
+        if start.transition is Transition.WAKE:
+            fields["canary_seconds"] = round(report.canary_seconds, 3)
+            self._metrics.canary_seconds.labels(name).observe(report.canary_seconds)
+            if failure is None:
+                handle.last_wake_seconds = ended - began
+                handle.last_wake = LastWake(began, ended, report.canary_seconds)
         self._events.emit(
             "transition",
             service=name,
             transition=start.transition.value,
             from_depth=start.from_depth.value,
-            seconds=round(seconds, 3),
+            seconds=round(ended - began, 3),
             **fields,
         )
 
@@ -606,6 +666,19 @@ class Executor:
         return asyncio.create_task(guardian.watch_for_ever())
 
 
+def _first_state(notebook: ServiceNotebook, now: float) -> ServiceState:
+    """What is known about a service when the router starts, from the disk."""
+    parked = notebook.parked_seconds()
+    return ServiceState(
+        since=now,
+        last_activity=now,
+        record=notebook.record(),
+        pinned=notebook.memory.pinned,
+        conditions=frozenset() if parked is None else frozenset({Condition.MAINTENANCE}),
+        maintenance_until=now + (parked or 0.0),
+    )
+
+
 def _moved(state: ServiceState, now: float) -> ServiceState:
     """The state of a service whose engine is another one now: unknown, but its requests stay counted."""
     return ServiceState(
@@ -615,6 +688,9 @@ def _moved(state: ServiceState, now: float) -> ServiceState:
         held=state.held,
         pinned=state.pinned,
         ordered=state.ordered,
+        conditions=state.conditions & lifecycle.PARKED,
+        drain_until=state.drain_until,
+        maintenance_until=state.maintenance_until,
         epoch=state.epoch + 1,
         reason="the engine's address has changed",
     )

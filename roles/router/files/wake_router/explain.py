@@ -39,12 +39,19 @@ def _conditions(state: ServiceState, now: float) -> Iterator[str]:
     if Condition.MAINTENANCE in state.conditions:
         left = max(0.0, state.maintenance_until - now)
         yield f"It is in maintenance until it is proven, for at most {left:.0f} s."
+    if Condition.UNPROVEN in state.conditions:
+        yield "It isn't known whether its weights are good: its canary is asked before it serves."
+    if state.evicted_for is not None:
+        yield f"It falls asleep because '{state.evicted_for}' needs the memory of its device."
+    if state.memory_retries:
+        yield f"Its wake has found too little device memory {state.memory_retries} times."
     if state.conditions & REPAIR:
         left = max(0.0, state.retry_at - now)
         yield f"It has failed {state.failures} times; the next repair is in {left:.0f} s."
 
 
 def _queue(fleet: Fleet, name: str, member: Member, queued: Transition) -> str:
+    leaving = [other for other, each in fleet.members.items() if each.state.evicted_for == name]
     busy = [
         turn.service
         for turn in fleet.running
@@ -55,7 +62,7 @@ def _queue(fleet: Fleet, name: str, member: Member, queued: Transition) -> str:
         for other, each in fleet.members.items()
         if each.state.depth is Depth.RESTARTING and not each.devices.isdisjoint(member.devices)
     ]
-    causes = ", ".join([*busy, *booting]) or "others that came first"
+    causes = ", ".join(dict.fromkeys([*leaving, *busy, *booting])) or "others that came first"
     return f"Its {queued} waits for its turn on {', '.join(sorted(member.devices))} behind {causes}."
 
 

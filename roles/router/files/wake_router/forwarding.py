@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ from yarl import URL
 
 from wake_router import realtime, waits
 from wake_router.clock import Clock
-from wake_router.executor import Executor, Lease, RefusedError
+from wake_router.executor import Executor, Held, Lease, RefusedError
 from wake_router.form_model import find_model_in_form
 from wake_router.lifecycle import REPAIR, Refusal
 from wake_router.model_name import NamedBody, UnusableBodyError, find_model
@@ -37,12 +36,13 @@ from wake_router.openai_errors import (
 )
 from wake_router.proxy import BrokenOffError, Exchange, NotReachedError, Receive, Scope, Send, relay
 from wake_router.registry import Service
+from wake_router.response_ids import ResponseIds
 from wake_router.spool import SPOOL_ABOVE_BYTES, Body
 from wake_router.surface import REALTIME, Route, Where
 
 COMMENT_SECONDS: Final = 5.0
 """Between two comments that tell a waiting client that its model is waking."""
-RESPONSES_REMEMBERED: Final = 10_000
+URLS_KEPT: Final = 10_000
 _RESPONSE_ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.-]{1,120})"')
 
 
@@ -58,7 +58,7 @@ class Account:
     key: str | None = None
     service: str | None = None
     found: str | None = None
-    held_seconds: float = 0.0
+    held: Held = field(default_factory=Held)
     error: str | None = None
 
 
@@ -75,14 +75,19 @@ class Forwarder:
     """Everything that reaches an engine passes here."""
 
     def __init__(
-        self, executor: Executor, session: aiohttp.ClientSession, clock: Clock, limits: Limits
+        self,
+        executor: Executor,
+        session: aiohttp.ClientSession,
+        clock: Clock,
+        limits: Limits,
+        response_ids: ResponseIds,
     ) -> None:
         self._executor = executor
         self._session = session
         self._clock = clock
         self._limits = limits
         self._urls: dict[tuple[str, str], URL] = {}
-        self._makers: OrderedDict[str, str] = OrderedDict()
+        self._response_ids = response_ids
 
     async def answer_named(self, exchange: Exchange, account: Account, route: Route) -> None:
         """Answer a request whose body names the model; raises AnswerError, ClientGoneError."""
@@ -100,7 +105,7 @@ class Forwarder:
 
     async def answer_by_id(self, exchange: Exchange, account: Account, route: Route) -> None:
         """Answer a request about an earlier response; raises AnswerError, ClientGoneError."""
-        maker = self._makers.get(route.name)
+        maker = self._response_ids.service_of(route.name)
         service = None if maker is None else self._executor.resolve(maker)
         if service is None:
             raise response_not_found(route.name)
@@ -115,9 +120,7 @@ class Forwarder:
         """Which engine made a response, from the beginning of its answer."""
         found = _RESPONSE_ID.search(chunk)
         if found is not None:
-            self._makers[found.group(1).decode()] = service.name
-            if len(self._makers) > RESPONSES_REMEMBERED:
-                self._makers.popitem(last=False)
+            self._response_ids.remember(found.group(1).decode(), service.name)
 
     def _service(self, model: str, route: Route, account: Account) -> Service:
         service = self._executor.resolve(model)
@@ -175,7 +178,7 @@ class Forwarder:
                     await body.make_small()
                 if comments:
                     talking = asyncio.create_task(_tell_that_it_wakes(exchange))
-            lease = await self._executor.admit(service.name, wished, body.size, account.held_seconds)
+            lease = await self._executor.admit(service.name, wished, body.size, account.held.seconds)
         except KeyError:
             raise model_not_found(service.model) from None
         except RefusedError as refused:
@@ -184,7 +187,7 @@ class Forwarder:
             if talking is not None:
                 talking.cancel()
         lease.when_cut = exchange.cut
-        account.held_seconds = lease.held_seconds
+        account.held = lease.held
         return lease
 
     def _refusal(self, service: Service, refused: RefusedError) -> AnswerError:
@@ -208,7 +211,7 @@ class Forwarder:
         url = self._urls.get(key)
         if url is None:
             url = URL(service.base_url + path, encoded=True)
-            if len(self._urls) < RESPONSES_REMEMBERED:
+            if len(self._urls) < URLS_KEPT:
                 self._urls[key] = url
         return url
 
@@ -258,7 +261,7 @@ class Forwarder:
         task = asyncio.current_task()
         assert task is not None
         lease.when_cut = lambda reason: None if task.done() else _cancel(task)
-        account.held_seconds = lease.held_seconds
+        account.held = lease.held
         return lease
 
     async def _relay_socket(

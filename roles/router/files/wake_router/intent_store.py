@@ -45,15 +45,17 @@ def _render(service: str, record: Record) -> dict[str, Any]:
         "incarnation": record.incarnation,
         "depth": record.depth.value,
         "open_step": record.open_step.value if record.open_step else None,
+        "proven": record.proven,
     }
 
 
 def _parse(document: dict[str, Any]) -> Record | None:
     if document["schema_version"] != SCHEMA_VERSION or not isinstance(document["incarnation"], str):
         return None
-    open_step = document["open_step"]
+    open_step, proven = document["open_step"], document.get("proven", True)
     return Record(
         incarnation=document["incarnation"],
         depth=Depth(document["depth"]),
         open_step=None if open_step is None else Step(open_step),
+        proven=proven is True,
     )

@@ -27,6 +27,7 @@ from wake_router.proxy import new_session
 from wake_router.public_api import PublicApi
 from wake_router.realtime import MESSAGE_MAX_BYTES
 from wake_router.registry import Registry, RegistryError, read_registry
+from wake_router.response_ids import ResponseIds
 from wake_router.settings import Address, Settings, SettingsError, Tls, read_settings
 
 ACCEPTS_PER_TURN: Final = 32
@@ -104,7 +105,10 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
             spool_folder=settings.state / "held",
         )
         spool.clear(limits.spool_folder)
-        forwarder = Forwarder(executor, session, clock, limits)
+        response_ids = ResponseIds(
+            settings.state / "response_ids", lambda error: events.emit("disk", service=None, error=error)
+        )
+        forwarder = Forwarder(executor, session, clock, limits, response_ids)
         origins = Origins(settings.cors_origins)
         public = PublicApi(executor, forwarder, gate, origins, clock, events, metrics)
         public_server = _server(public, settings, settings.tls)
@@ -137,6 +141,7 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
             server.should_exit = True
         transitions = asyncio.create_task(executor.finish_stop(settings.stop_timeout_seconds))
         await asyncio.gather(transitions, *serving)
+        response_ids.close()
         events.emit("stopped")
 
 

@@ -51,6 +51,13 @@ class Metrics:
             buckets=_WAKE_BUCKETS,
             registry=self.registry,
         )
+        self.canary_seconds = Histogram(
+            "frontdoor_canary_seconds",
+            "How long the canary of a wake took",
+            ["service"],
+            buckets=_WAKE_BUCKETS,
+            registry=self.registry,
+        )
         self.in_flight = Gauge(
             "frontdoor_in_flight", "Requests at the engine", ["service"], registry=self.registry
         )

@@ -10,7 +10,6 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, Final
 
 _WHITESPACE: Final = re.compile(r"[ \t\n\r]*")
-_scan_once: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 class UnusableBodyError(ValueError):
@@ -19,6 +18,14 @@ class UnusableBodyError(ValueError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")
+
+
+_scan_once: Final = json.JSONDecoder(parse_constant=_refuse_constant).scan_once  # type: ignore[attr-defined]
+"""Python's parser without the NaN and Infinity that it takes beyond JSON."""
 
 
 @dataclass(frozen=True, slots=True)

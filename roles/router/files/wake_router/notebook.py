@@ -1,4 +1,6 @@
-"""Writes down what is done to one service and what is learned about it, in the order in which it happened."""
+"""Writes down what is done to one service, ordered for it and learned about it, in the order in which it
+happened.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,23 @@ from wake_router.events import Events
 from wake_router.intent_store import IntentStore
 from wake_router.lifecycle import Record
 from wake_router.memory import Memory, MemoryStore
+from wake_router.standing_orders import StandingOrders
 
 
 class ServiceNotebook:
-    """Intents and memory of one service."""
+    """Intents, standing orders and memory of one service."""
 
-    def __init__(self, service: str, intents: IntentStore, memories: MemoryStore, events: Events) -> None:
+    def __init__(
+        self,
+        service: str,
+        intents: IntentStore,
+        standing: StandingOrders,
+        memories: MemoryStore,
+        events: Events,
+    ) -> None:
         self._service = service
         self._intents = intents
+        self._standing = standing
         self._memories = memories
         self._events = events
         self._order = asyncio.Lock()
@@ -37,6 +48,14 @@ class ServiceNotebook:
     def intend_soon(self, record: Record) -> asyncio.Task[str | None]:
         """The same without waiting."""
         return self._start(self._write(self._intents.write, record))
+
+    def parked_seconds(self) -> float | None:
+        """For how long an order still parks the service; None: it isn't parked."""
+        return self._standing.parked_seconds(self._service)
+
+    def park_soon(self, seconds: float | None) -> None:
+        """Write down that it is parked for so long from now, None: not any more. `finish` waits for it."""
+        self._start(self._write(self._standing.park, seconds))
 
     async def learn(self, memory: Memory) -> None:
         """Keep what has been learned; a failure to write is only told."""
@@ -65,7 +84,9 @@ class ServiceNotebook:
         task.add_done_callback(self._writing.discard)
         return task
 
-    async def _write(self, write: Callable[[str, Any], None], content: Record | Memory) -> str | None:
+    async def _write(
+        self, write: Callable[[str, Any], None], content: Record | Memory | float | None
+    ) -> str | None:
         async with self._order:
             try:
                 await asyncio.to_thread(write, self._service, content)

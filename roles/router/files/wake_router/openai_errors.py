@@ -97,12 +97,39 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def body_too_large(limit_bytes: int) -> AnswerError:
-    """413; the connection is closed, since the rest of the body stays unread."""
+    """413."""
     return AnswerError(
         status=413,
         message=f"The request's body is larger than {limit_bytes} bytes.",
         code="request_too_large",
-        headers=((b"connection", b"close"),),
+    )
+
+
+def head_too_large(limit_bytes: int) -> AnswerError:
+    """431 for a request line with headers that don't end."""
+    return AnswerError(
+        status=431,
+        message=f"The request's line and headers are larger than {limit_bytes} bytes.",
+        code="request_head_too_large",
+    )
+
+
+def head_too_slow(limit_seconds: float) -> AnswerError:
+    """408 for a client that doesn't come to an end with its head."""
+    return AnswerError(
+        status=408,
+        message=f"The request's line and headers weren't complete within {limit_seconds:g} s.",
+        code="request_timeout",
+    )
+
+
+def not_a_websocket(path: str) -> AnswerError:
+    """426 for a request that should have been a websocket's handshake."""
+    return AnswerError(
+        status=426,
+        message=f"{path} is a websocket: it takes GET with a valid handshake of version 13 (RFC 6455).",
+        code="websocket_required",
+        headers=((b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")),
     )
 
 

@@ -1,5 +1,5 @@
-"""What people order: a depth, a pin, a drain, maintenance, a proof. Each waits until it is done, for so
-long.
+"""What people order: a depth, a pin, a drain, maintenance, a restart, a proof. Each waits until it is done,
+for so long.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from wake_router.lifecycle import (
     Ordered,
     OrderWithdrawn,
     PinChanged,
+    RestartOrdered,
+    RestartWithdrawn,
     ServiceState,
 )
 from wake_router.memory import level_2_verdict
@@ -47,6 +49,10 @@ class Proof:
     level_2: str
 
 
+class ForbiddenOrderError(OrderError):
+    """The service's declaration or deployment doesn't allow it."""
+
+
 class Orders:
     """Carries out orders through the executor. All durations in seconds."""
 
@@ -56,6 +62,11 @@ class Orders:
 
     async def order(self, name: str, depth: Depth, timeout_seconds: float) -> ServiceState:
         """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service."""
+        if depth is Depth.OFFLOADED and self._executor.handle(name).service.allow_level_2 == "never":
+            raise ForbiddenOrderError(
+                f"Service '{name}' must not be offloaded: its weights can't be trusted after a reload. "
+                "allow_level_2 in its declaration says so."
+            )
         self._executor.dispatch(name, Ordered(depth))
         try:
             await self._executor.until(name, lambda state: state.ordered is not depth, timeout_seconds)
@@ -91,12 +102,53 @@ class Orders:
             await self._executor.until(
                 name, lambda state: not state.in_flight, deadline_seconds + CUT_SECONDS
             )
+        await self._executor.handle(name).notebook.finish()
         return self._executor.state(name)
 
-    def begin_maintenance(self, name: str, limit_seconds: float) -> ServiceState:
+    async def begin_maintenance(self, name: str, limit_seconds: float) -> ServiceState:
         """Hold requests and leave the engine alone; raises KeyError for an unknown service."""
         self._executor.dispatch(name, MaintenanceOrdered(self._clock.monotonic() + limit_seconds))
+        await self._executor.handle(name).notebook.finish()
         return self._executor.state(name)
+
+    async def restart(self, name: str, deadline_seconds: float, timeout_seconds: float) -> Proof:
+        """Drain, have the launcher start a new process of the engine, and let it serve when it is proven.
+
+        A service that was parked before stays parked. Raises OrderError, or KeyError for an unknown service.
+        """
+        handle, before = self._executor.handle(name), self._executor.state(name)
+        if self._executor.launcher_token(handle.service) is None:
+            raise ForbiddenOrderError(
+                f"Service '{name}' can't be restarted on order: there is no launcher, or no token for it in "
+                "FRONTDOOR_LAUNCHER_TOKENS. Deploy again, or restart its container."
+            )
+        end = self._clock.monotonic() + timeout_seconds
+        try:
+            if not before.conditions & lifecycle.PARKED:
+                await self.drain(name, min(deadline_seconds, timeout_seconds), timeout_seconds)
+            await self._restart_process(name, before.incarnation, end)
+            await self._order_until(name, Depth.AWAKE, end)
+            word = await self._prove_answers(name, handle)
+        finally:
+            self._executor.dispatch(name, RestartWithdrawn())
+            if not before.conditions & lifecycle.PARKED:
+                self._executor.dispatch(name, MaintenanceEnded())
+                await handle.notebook.finish()
+        verdict = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
+        return Proof(self._executor.state(name), word, verdict)
+
+    async def _restart_process(self, name: str, before: str | None, end: float) -> None:
+        self._executor.dispatch(name, RestartOrdered())
+        left = max(0.1, end - self._clock.monotonic())
+        try:
+            await self._executor.until(name, lambda state: not state.restart_ordered, left)
+        except TimeoutError:
+            raise OrderTimeoutError(
+                f"Service '{name}' was not restarted in time; it waits for its devices."
+            ) from None
+        state = self._executor.state(name)
+        if before is not None and state.incarnation == before:
+            raise OrderError(f"Service '{name}' was not restarted: {state.reason}")
 
     async def prove(self, name: str, timeout_seconds: float) -> Proof:
         """Show that a service may be trusted, record what is still missing for that, and end its maintenance.
@@ -116,6 +168,7 @@ class Orders:
             await self._order_until(name, Depth.AWAKE, end)
             reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
         self._executor.dispatch(name, MaintenanceEnded())
+        await handle.notebook.finish()
         return Proof(self._executor.state(name), word, reason)
 
     async def _look_now(self, name: str, handle: Handle) -> None:

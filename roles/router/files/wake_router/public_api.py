@@ -22,7 +22,7 @@ from wake_router.metrics import Metrics
 from wake_router.openai_errors import AnswerError, model_not_found, router_failed
 from wake_router.proxy import Exchange, Receive, Scope, Send
 from wake_router.registry import Service
-from wake_router.surface import HEALTH_PATH, REALTIME, Route, Where, find_route
+from wake_router.surface import HEALTH_PATH, Route, Where, find_route
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -150,18 +150,14 @@ class PublicApi:
     async def _answer_socket(self, exchange: Exchange, account: Account) -> None:
         scope = exchange.scope
         try:
-            if scope["path"] != REALTIME.path or scope["raw_path"] != REALTIME.path.encode():
-                raise AnswerError(status=404, message="There is no such websocket here.")
             if self._origins.refuses(exchange.header(b"origin")):
                 raise AnswerError(status=403, message="Pages of this origin may not open websockets here.")
             key = self._identify(exchange, account)
             if key is not None:
                 self._gate.enter(key, self._clock.monotonic())
         except AnswerError as error:
-            # Closing before accepting is answered with 403 by the server, whatever the reason.
             account.error = error.code or error.type
-            await exchange.receive()
-            await exchange.send({"type": "websocket.close", "code": 1008})
+            await _refuse_handshake(exchange, error)
             self._account(exchange, account)
             return
         try:
@@ -197,12 +193,29 @@ class PublicApi:
             status=status,
             error=account.error,
             found=account.found,
-            held_seconds=round(account.held_seconds, 4),
+            held_seconds=round(account.held.seconds, 4),
+            queue_seconds=round(account.held.queue_seconds, 4),
+            wake_seconds=round(account.held.wake_seconds, 4),
+            canary_seconds=round(account.held.canary_seconds, 4),
             first_byte_seconds=None if first is None else round(first - account.began, 4),
             seconds=round(now - account.began, 4),
             bytes_in=exchange.bytes_in,
             bytes_out=exchange.bytes_out,
         )
+
+
+async def _refuse_handshake(exchange: Exchange, error: AnswerError) -> None:
+    """Answer a handshake with an error as if it were any request (ASGI's websocket denial response)."""
+    body = error.body()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"x-request-id", exchange.request_id),
+        *error.headers,
+    ]
+    exchange.status, exchange.bytes_out = error.status, len(body)
+    await exchange.receive()
+    await exchange.send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await exchange.send({"type": "websocket.http.response.body", "body": body})
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -77,7 +77,7 @@ async def _next(receive: Receive) -> Message:
 def _model_in(message: Message) -> str | None:
     try:
         document = json.loads(message.get("text") or message.get("bytes") or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
         return None

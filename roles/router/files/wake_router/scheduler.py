@@ -3,6 +3,9 @@
 At most one transition at a time per device, a booting engine included: two engines of one GPU that allocate
 and free memory at once can break each other's books. Turns are granted first come first served among those
 that overlap, wakes before descents: nobody's request waits for somebody else's nap.
+
+A wake that finds too little memory on its devices makes room: the neighbour that has been idle the longest
+falls asleep, and then the wake is tried again.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from wake_router.lifecycle import (
     Effect,
     EndTurn,
     Event,
+    Evicted,
+    NeedMemory,
+    NothingToEvict,
     Policy,
     RequestTurn,
     ServiceState,
@@ -76,9 +82,37 @@ def _apply(fleet: Fleet, service: str, event: Event, now: float) -> tuple[Fleet,
         changed = Member(policy=member.policy, devices=member.devices, state=state)
         members = {**fleet.members, service: changed}
         fleet = Fleet(members=members, running=fleet.running, waiting=fleet.waiting)
+    addressed = tuple((service, effect) for effect in effects)
     for effect in effects:
         fleet = _book(fleet, service, effect)
-    return fleet, tuple((service, effect) for effect in effects)
+    if NeedMemory() in effects:
+        fleet, more = _make_room(fleet, service, now)
+        addressed += more
+    return fleet, addressed
+
+
+def _make_room(fleet: Fleet, needy: str, now: float) -> tuple[Fleet, tuple[Addressed, ...]]:
+    victim = longest_idle_neighbour(fleet, needy)
+    if victim is None:
+        return _apply(fleet, needy, NothingToEvict(), now)
+    return _apply(fleet, victim, Evicted(needy), now)
+
+
+def longest_idle_neighbour(fleet: Fleet, needy: str) -> str | None:
+    """Which awake service on a device of `needy` nobody has asked for the longest; None: there is none."""
+    devices = fleet.members[needy].devices
+    idle = [
+        (member.state.last_activity, name)
+        for name, member in fleet.members.items()
+        if name != needy and not devices.isdisjoint(member.devices) and _may_fall_asleep(member)
+    ]
+    return min(idle)[1] if idle else None
+
+
+def _may_fall_asleep(member: Member) -> bool:
+    state = member.state
+    pinned = member.policy.pinned or state.pinned or state.ordered is Depth.AWAKE
+    return state.serving and not state.in_flight and not state.held and not pinned
 
 
 def _book(fleet: Fleet, service: str, effect: Effect) -> Fleet:
@@ -104,10 +138,17 @@ def _grantable(fleet: Fleet) -> Iterator[Turn]:
     taken = _busy_devices(fleet)
     wakes_first = sorted(fleet.waiting, key=lambda turn: turn.transition is not Transition.WAKE)
     for turn in wakes_first:
+        if turn.transition is Transition.WAKE and _waits_for_room(fleet, turn.service):
+            continue
         devices = fleet.members[turn.service].devices
         if devices.isdisjoint(taken):
             yield turn
         taken |= devices
+
+
+def _waits_for_room(fleet: Fleet, service: str) -> bool:
+    """Whether a neighbour is about to fall asleep for it."""
+    return any(member.state.evicted_for == service for member in fleet.members.values())
 
 
 def _busy_devices(fleet: Fleet) -> set[str]:

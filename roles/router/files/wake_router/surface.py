@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-from urllib.parse import unquote
 
-from wake_router.openai_errors import method_not_allowed, path_not_found
+from wake_router.openai_errors import method_not_allowed, not_a_websocket, path_not_found
 
 
 class Where(StrEnum):
@@ -74,14 +73,14 @@ FORM_PATHS: Final = tuple(path for path, route in _POSTS.items() if route.where 
 
 
 def find_route(method: str, path: str, raw_path: bytes) -> Route:
-    """The route of a request, by its path decoded once; raises AnswerError 404 or 405.
+    """The route of a request, by its path decoded once; raises AnswerError 404, 405 or 426.
 
     What is encoded but needn't be (slashes, dots, backslashes, percent signs) is never a known path, except
     in the name of a model, which may hold a slash.
     """
     if (model := _MODEL.fullmatch(path)) is not None:
         _require(method, path, "GET")
-        return Route(Where.MODEL, "", name=unquote(model.group(1)))
+        return Route(Where.MODEL, "", name=model.group(1))
     if _TRICKS.search(raw_path):
         raise path_not_found(method, path)
     if path in _POSTS:
@@ -93,6 +92,9 @@ def find_route(method: str, path: str, raw_path: bytes) -> Route:
     if (response := _RESPONSE.fullmatch(path)) is not None:
         _require(method, path, "POST" if response.group(2) else "GET")
         return Route(Where.RESPONSE_ID, path, _GENERATING, response.group(1))
+    if path == REALTIME.path:
+        _require(method, path, "GET")
+        raise not_a_websocket(path)
     raise path_not_found(method, path)
 
 

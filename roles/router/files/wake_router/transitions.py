@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from wake_router import canary, lifecycle
-from wake_router.engine import CanaryUnavailableError, Engine, EngineError, EngineUnreachableError
+from wake_router.clock import Clock
+from wake_router.engine import (
+    CanaryUnavailableError,
+    Engine,
+    EngineError,
+    EngineOutOfMemoryError,
+    EngineUnreachableError,
+)
 from wake_router.lifecycle import Depth, Record, StartTransition, Step, Transition, TransitionFailed
 from wake_router.memory import Memory
 from wake_router.registry import Service
@@ -49,22 +56,44 @@ class Assignment:
     """Whether the weights have been discarded by this router in this incarnation, so that a wake proves
     level 2.
     """
+    launcher_token: str | None
+    """With which the launcher takes an order to restart; None: it takes none."""
+    clock: Clock
 
 
-async def carry_out(task: Assignment) -> TransitionFailed | None:
-    """Do all steps and confirm the result; returns how it failed, None if it succeeded."""
+@dataclass(slots=True)
+class Report:
+    """How a transition went. `canary_seconds`: how much of its time the canary took."""
+
+    failure: TransitionFailed | None = None
+    canary_seconds: float = 0.0
+
+
+async def carry_out(task: Assignment) -> Report:
+    """Do all steps and confirm the result."""
+    report = Report()
+    report.failure = await _carry_out(task, report)
+    return report
+
+
+async def _carry_out(task: Assignment, report: Report) -> TransitionFailed | None:
     start = task.start
     current: Step | None = None
     try:
         for current in lifecycle.steps_of(start.transition, start.from_depth):
             problem = await _intend(task, current)
             # A wake may go on unrecorded: the record says asleep, and after a crash the weights are reloaded.
-            if problem and start.transition is not Transition.WAKE:
+            # So may a restart: the next incarnation is recognised without a record.
+            if problem and start.transition in (Transition.SLEEP, Transition.OFFLOAD):
                 return TransitionFailed(start.epoch, problem, untouched=True)
-            await _do(task, current)
+            await _do(task, current, report)
+        if start.transition is Transition.RESTART:
+            return None
         await _confirm(task)
     except EngineUnreachableError as error:
         return TransitionFailed(start.epoch, str(error), unreachable=True)
+    except EngineOutOfMemoryError as error:
+        return TransitionFailed(start.epoch, f"{current} failed: {error}", out_of_memory=True)
     except EngineError as error:
         return TransitionFailed(start.epoch, f"{current or start.transition} failed: {error}")
     reached = lifecycle.TARGET[start.transition]
@@ -80,12 +109,20 @@ async def _intend(task: Assignment, step: Step) -> str | None:
     return await task.notebook.intend(record)
 
 
-async def _do(task: Assignment, step: Step) -> None:
+async def _do(task: Assignment, step: Step, report: Report) -> None:
     if step is Step.RECORD_CANARY:
         if task.start.fresh:
             await record_canary(task.engine, task.service, task.notebook)
     elif step is Step.CANARY:
-        await _prove(task)
+        began = task.clock.monotonic()
+        try:
+            await _prove(task)
+        finally:
+            report.canary_seconds = task.clock.monotonic() - began
+    elif step is Step.ORDER_RESTART:
+        if task.launcher_token is None:
+            raise EngineError("there is no launcher's token for it; deploy again.")
+        await task.engine.order_restart(task.start.incarnation, task.launcher_token)
     else:
         await task.engine.perform(step)
 
@@ -122,8 +159,10 @@ async def record_canary(engine: Engine, service: Service, notebook: Notebook) ->
 async def _prove(task: Assignment) -> None:
     """Let the canary judge a woken engine; raises EngineError when it must not serve."""
     expected, start = task.notebook.memory.canary, task.start
-    if expected is None and start.from_depth is Depth.SLEEPING:
+    if expected is None and start.from_depth is Depth.SLEEPING and not start.unproven:
         return
+    if expected is None and start.unproven and not start.fresh and task.launcher_token is not None:
+        raise EngineError("no canary is recorded for it, so nothing but a new process proves it.")
     if expected is None and start.repairing and len(task.service.devices) > 1:
         raise EngineError("no canary is recorded for it and it spans several devices; restart its container.")
     problem = await canary_problem(task.engine, task.service, expected)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from wake_router.lifecycle import PARKED, TARGET, Depth, ServiceState
+from wake_router.lifecycle import PARKED, TARGET, Depth, ServiceState, Transition
 
 _PREFER_WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 
@@ -37,7 +37,7 @@ class Waits:
 
 def depth_to_wake_from(state: ServiceState) -> Depth:
     """The resting depth that a request finds: where a wake under way started, or where a descent will end."""
-    if state.conditions & PARKED:
+    if state.conditions & PARKED or state.running is Transition.RESTART:
         return Depth.RESTARTING
     if state.depth is Depth.WAKING:
         return state.from_depth
