@@ -48,6 +48,13 @@ with open(os.environ["RECORDED_BOX"]) as stored:
 module.exit_json(changed=False, answer=answer or {"version": "0.27.1", "sleep_mode": True, "problems": {}})
 """
 
+_CLEARS = """
+from ansible.module_utils.basic import AnsibleModule
+names = ("folder", "script", "config", "unit")
+module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in names}, supports_check_mode=True)
+module.exit_json(changed=False, changes=[], problems=[])
+"""
+
 _STOPS = """
 import json, os
 from ansible.module_utils.basic import AnsibleModule
@@ -99,6 +106,7 @@ class Workshop:
         self._replace("vllm_service", "library/vllm_service_converge.py", _WRITES_DOWN)
         self._replace("vllm_service", "library/vllm_service_facts.py", _LOOKS_INTO_FOLDERS)
         self._replace("vllm_service", "library/vllm_service_arguments.py", _PARSES)
+        self._replace("vllm_service", "library/vllm_service_clearance.py", _CLEARS)
         self._replace("vllm_service", "library/vllm_service_stop.py", _STOPS)
         self._replace("vllm_service", "files/launcher.py", LAUNCHER.decode())
 

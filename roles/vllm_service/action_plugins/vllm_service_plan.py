@@ -116,13 +116,27 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _deploy_engines(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         plan, desired = self._plan(task_vars)
         rendering = planner.render(plan, _role_file("launcher.py"))
+        cleared = self._clear(plan, desired, task_vars)
         result = self._converge(deployment.engines(plan, rendering, desired), task_vars)
         return {
             **result,
+            "changed": bool(result.get("changed") or cleared),
+            "changes": [*cleared, *(result.get("changes") or [])],
             "endpoint": planner.endpoint(plan),
             "services": planner.questions(plan),
             "usage": planner.usage_lines(plan),
         }
+
+    def _clear(self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]) -> list[str]:
+        """Engines wait for the word that this boot was tested: given now, and by a unit at each boot."""
+        question = deployment.clearance(plan, desired, _role_file("clearance.py").decode("utf-8"))
+        answer = self._run_module("vllm_service_clearance", question, task_vars)
+        problems = answer.get("problems")
+        if problems:
+            raise _StopError(
+                f"Engines would not be cleared for this boot: {'; '.join(problems)} {_UNTOUCHED}"
+            )
+        return [str(change) for change in answer.get("changes") or ()]
 
     # ------------------------------------------------------------------------------------------- gathering
 

@@ -119,6 +119,7 @@ def launcher_entrypoint(placement: Placement) -> list[str]:
         CLEARANCE_IN_CONTAINER,
         "--model",
         model_mount(placement.service),
+        *(("--visible-gpus",) if any(device.uuid for device in placement.devices) else ()),
         *_optional("--peer-path-boot", placement.boot_id),
         "--health",
         f"http://127.0.0.1:{ENGINE_PORT}/health",
