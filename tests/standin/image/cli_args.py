@@ -1,4 +1,4 @@
-"""In the stand-in's image this stands where vLLM's parser of arguments is: the flags that the plan renders."""
+"""In the stand-in's image this stands where vLLM's parser of arguments is: it takes what the plan renders."""
 
 from __future__ import annotations
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import LAUNCHER, Start, wait_until
+from .conftest import Start, wait_until
+from .test_decisions import load
 
-sys.path.insert(0, str(LAUNCHER.parent))
-import launcher
-
+launcher = load()
 BOOT = "11111111-0000-4000-8000-000000000001"
 OTHER_BOOT = "11111111-0000-4000-8000-000000000002"
 
