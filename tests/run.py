@@ -20,6 +20,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCKER_HOST = "unix:///run/vllm-frontdoor-test/docker.sock"
 
+REAL_VERSIONS = ("0.27.1", "0.32.0")
+"""Those whose contracts differ: with empty answers, and with JSON."""
+
 REHEARSAL = Path("/opt/vllm-frontdoor/rehearsal")
 COLLECTIONS = REPOSITORY / ".cache" / "collections"
 # community.docker connects molecule to its machines; ansible.posix and the other are what it needs.
@@ -91,6 +94,12 @@ def contract() -> None:
     run(sys.executable, "-m", "pytest", "tests/contract", "tests/fuzz")
 
 
+def operating() -> None:
+    """vllmctl, the status page in Chromium, rules and dashboard in Prometheus, the docs' commands."""
+    run("ansible-playbook", "-i", "localhost,", "tests/operating.yml")
+    run(sys.executable, "-m", "pytest", "tests/operating")
+
+
 def e2e() -> None:
     """The rehearsal box: real engines, real clients, from a clean copy of this repository."""
     run(sys.executable, "-m", "pytest", "tests/e2e")
@@ -100,6 +109,15 @@ def docker() -> None:
     """Modules and images against a real Docker daemon."""
     run("ansible-playbook", "-i", "inventory/rehearsal", "tests/images.yml")
     run(sys.executable, "-m", "pytest", "--exitfirst", "tests/docker")
+
+
+def real() -> None:
+    """The contract suite's common part, and what only real engines prove, on two versions of vLLM."""
+    for version in REAL_VERSIONS:
+        images = ("ansible-playbook", "-i", "inventory/rehearsal", "tests/images.yml")
+        run(*images, "-e", f"engine_image_vllm_version={version}")
+        suite = (sys.executable, "-m", "pytest", "-p", "tests.real.plugin", "tests/contract", "tests/real")
+        run(*suite, "--engine-image", f"vllm-frontdoor/engine-cpu:{version}")
 
 
 def removal() -> None:
@@ -138,12 +156,14 @@ STAGES: dict[str, Callable[[], None]] = {
     "unit": unit,
     "gate": gate,
     "contract": contract,
+    "operating": operating,
     "e2e": e2e,
     "docker": docker,
+    "real": real,
     "molecule": molecule,
     "removal": removal,
 }
-NEED_DOCKER = ("e2e", "docker", "molecule", "removal")
+NEED_DOCKER = ("e2e", "docker", "real", "molecule", "removal")
 
 
 def run_stages(names: list[str]) -> None:

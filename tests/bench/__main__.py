@@ -1,157 +1,133 @@
-"""`python -m tests.bench`: prints a table; `--json FILE` writes one list of figures."""
+"""`./box bench`: prints a table; `--json FILE` writes one list of figures.
+
+Subjects take turns in short slices, several rounds of them, so that what else the machine does meets all
+alike; a figure is the median of its rounds.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-from tests.bench.load import Result, request, run
-from tests.standin.processes import HTTP, ROOT, Router, free_port, wait_until
+from tests.bench.load import Result, held_open, request, run
+from tests.bench.report import Report
+from tests.bench.subjects import Subject, started_nginx, started_router, started_upstream
+from tests.standin.processes import HTTP, Router, wait_until
 
-NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off; keepalive_requests 100000000;
-  client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
-  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  upstream engine {{
-    server 127.0.0.1:{upstream}; keepalive 512; keepalive_requests 100000000;
-  }}
-  server {{ listen 127.0.0.1:{port} backlog=4096;
-    location / {{ proxy_pass http://engine; proxy_buffering off; proxy_http_version 1.1;
-      proxy_set_header Connection ""; }} }}
-}}"""
+FEW, MANY = 250, 1000
+"""Requests at which memory is measured: the difference is free of what a first request costs."""
 
 
-@dataclass
-class Report:
-    """All figures."""
+@dataclass(frozen=True)
+class Effort:
+    """How long is measured; times in seconds."""
 
-    figures: list[dict[str, object]] = field(default_factory=list)
+    slice_seconds: float
+    rounds: int
+    wakes: int
 
-    def add(self, figure: str, subject: str, load: str, value: float, unit: str) -> None:
-        """Keep and print one."""
-        entry = {"figure": figure, "subject": subject, "load": load, "value": round(value, 3), "unit": unit}
-        self.figures.append(entry)
-        print(f"{figure:<22} {subject:<10} {load:<24} {value:>12,.2f} {unit}", flush=True)
+
+FULL, QUICK, GLANCE = Effort(2.0, 5, 20), Effort(0.6, 3, 7), Effort(0.1, 1, 1)
 
 
 def main() -> int:
     """Measure; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="./box bench", description="Measure the router beside its bare upstream and nginx."
+    )
     parser.add_argument("--quick", action="store_true", help="under two minutes")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--glance", action="store_true", help="only see whether it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     arguments = parser.parse_args()
-    seconds = 2.0 if arguments.quick else 8.0
+    effort = GLANCE if arguments.glance else QUICK if arguments.quick else FULL
     report = Report()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        upstream = stack.enter_context(started_upstream())
-        router = stack.enter_context(started_router(folder / "router", upstream))
-        subjects = {"upstream": upstream, "router": router.port}
-        if shutil.which("nginx"):
-            subjects["nginx"] = stack.enter_context(started_nginx(folder / "nginx", upstream))
-        else:
-            print("nginx is not installed, so it is left out (Debian: apt-get install nginx-light)")
-        measure_memory(report, router, upstream)
-        measure_requests(report, subjects, router, seconds)
-        measure_streams(report, subjects, seconds)
-        measure_wakes(report, router, upstream, 5 if arguments.quick else 20)
+    with tempfile.TemporaryDirectory() as name:
+        measure_memory(report, Path(name))
+        measure_traffic(report, Path(name), effort)
     if arguments.json:
-        arguments.json.write_text(json.dumps(report.figures, indent=1))
+        report.write(arguments.json)
     return 0
 
 
-@contextmanager
-def started_upstream() -> Iterator[int]:
-    """The engine, in a process of its own."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.upstream", str(port)], cwd=ROOT, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    try:
-        yield port
-    finally:
-        process.kill()
-        process.wait()
+def measure_traffic(report: Report, folder: Path, effort: Effort) -> None:
+    """Everything but memory, with all subjects in front of one engine."""
+    with ExitStack() as stack:
+        upstream = stack.enter_context(started_upstream())
+        router, process = stack.enter_context(started_router(folder / "router", upstream.port))
+        nginx = stack.enter_context(started_nginx(folder / "nginx", upstream.port))
+        subjects = [each for each in (upstream, nginx, router) if each is not None]
+        measure_requests(report, subjects, effort)
+        measure_streams(report, subjects, effort)
+        measure_wakes(report, process, upstream.port, effort.wakes)
 
 
-@contextmanager
-def started_router(folder: Path, upstream: int) -> Iterator[Router]:
-    """The router, with its usual intervals."""
-    router = Router(folder, {"ROUTER_OBSERVE_INTERVAL": "1", "ROUTER_HELD_MAX": "5000"})
-    router.register(
-        {
-            "name": "bench",
-            "model": "bench-model",
-            "base_url": f"http://127.0.0.1:{upstream}",
-            "devices": ["cpu:bench"],
-            "idle_sleep_seconds": 0,
-            "allow_level_2": "never",
-        }
-    )
-    try:
-        router.start()
-        assert router.order("services/bench/wake").status_code == 200
-        yield router
-    finally:
-        router.kill()
-
-
-@contextmanager
-def started_nginx(folder: Path, upstream: int) -> Iterator[int]:
-    """nginx with buffering off, one worker."""
-    folder.mkdir()
-    port = free_port()
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, upstream=upstream, port=port))
-    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")])
-    time.sleep(0.5)
-    try:
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def measure_requests(report: Report, subjects: dict[str, int], router: Router, seconds: float) -> None:
-    """Small JSON at 1, 32 and 256 connections."""
+def measure_requests(report: Report, subjects: list[Subject], effort: Effort) -> None:
+    """Small JSON at 1, 32 and 256 connections: how many, how long, how much processor time."""
     for connections in (1, 32, 256):
-        for subject, port in subjects.items():
-            before = cpu_seconds(router)
-            result = run(port, request(port), connections, seconds)
-            load = f"{connections} connections"
-            check(result, subject)
-            report.add("requests_per_s", subject, load, result.answers / result.seconds, "1/s")
-            report.add("latency_ms_p50", subject, load, result.percentile_ms(0.5), "ms")
-            report.add("latency_ms_p99", subject, load, result.percentile_ms(0.99), "ms")
-            if subject == "router":
-                used = cpu_seconds(router) - before
-                report.add("cpu_us_per_request", subject, load, 1e6 * used / result.answers, "us")
+        rates, p50, p99, cpu = (empty(subjects) for _ in range(4))
+        for subject in rounds(subjects, effort):
+            before = subject.cpu_seconds()
+            result = run(subject.port, request(subject.port), connections, effort.slice_seconds)
+            check(result, subject.name)
+            rates[subject.name].append(result.answers / result.seconds)
+            p50[subject.name].append(result.percentile_ms(0.5))
+            p99[subject.name].append(result.percentile_ms(0.99))
+            cpu[subject.name].append(1e6 * (subject.cpu_seconds() - before) / result.answers)
+        load = f"{connections} connections"
+        report.add_rounds("requests_per_s", load, rates, "1/s")
+        for figure, measured in (("latency_ms_p50", p50), ("latency_ms_p99", p99)):
+            report.add_rounds(figure, load, measured, "ms")
+            report.add_rounds(f"added_{figure}", load, beyond(measured, "upstream"), "ms")
+        report.add_rounds("cpu_us_per_request", load, cpu, "us")
 
 
-def measure_streams(report: Report, subjects: dict[str, int], seconds: float) -> None:
+def measure_streams(report: Report, subjects: list[Subject], effort: Effort) -> None:
     """Streams of 100 chunks, 1, 64 and 256 at once."""
     for streams in (1, 64, 256):
-        for subject, port in subjects.items():
-            result = run(port, request(port, stream=True), streams, seconds)
-            check(result, subject)
-            report.add("chunks_per_s", subject, f"{streams} streams", result.chunks / result.seconds, "1/s")
+        rates, cpu = empty(subjects), empty(subjects)
+        for subject in rounds(subjects, effort):
+            before = subject.cpu_seconds()
+            result = run(subject.port, request(subject.port, stream=True), streams, effort.slice_seconds)
+            check(result, subject.name)
+            rates[subject.name].append(result.chunks / result.seconds)
+            cpu[subject.name].append(1e6 * (subject.cpu_seconds() - before) / result.chunks)
+        load = f"{streams} streams"
+        report.add_rounds("chunks_per_s", load, rates, "1/s")
+        report.add_rounds("cpu_us_per_chunk", load, cpu, "us")
+        if "nginx" in rates:
+            shares = [mine / its for mine, its in zip(rates["router"], rates["nginx"], strict=True)]
+            report.add("chunks_per_s_share", "router", load, median(shares), "of nginx's")
 
 
-def measure_wakes(report: Report, router: Router, upstream: int, rounds: int) -> None:
+def empty(subjects: list[Subject]) -> dict[str, list[float]]:
+    """No rounds yet of any subject."""
+    return {each.name: [] for each in subjects}
+
+
+def rounds(subjects: list[Subject], effort: Effort) -> Iterator[Subject]:
+    """All subjects in turn, after one warm-up of each."""
+    for subject in subjects:
+        run(subject.port, request(subject.port), 1, effort.slice_seconds / 4)
+    for _ in range(effort.rounds):
+        yield from subjects
+
+
+def beyond(measured: dict[str, list[float]], base: str) -> dict[str, list[float]]:
+    """By how much the others exceed one subject, round by round."""
+    return {
+        name: [value - least for value, least in zip(values, measured[base], strict=True)]
+        for name, values in measured.items()
+        if name != base
+    }
+
+
+def measure_wakes(report: Report, router: Router, upstream: int, count: int) -> None:
     """1,000 requests at once on one sleeping model; and the router's own share of a wake."""
     order_sleep(router, upstream, 1.0)
     result = run(router.port, request(router.port), 1000, 0, once=True)
@@ -159,13 +135,12 @@ def measure_wakes(report: Report, router: Router, upstream: int, rounds: int) ->
     wakes = float(HTTP.get(f"http://127.0.0.1:{upstream}/bench/wakes").text)
     report.add("wakes", "router", "1000 simultaneous requests", wakes, "wakes")
     overheads = []
-    for _ in range(rounds):
+    for _ in range(count):
         order_sleep(router, upstream, 0.1)
         result = run(router.port, request(router.port), 1, 0, once=True)
+        check(result, "router")
         overheads.append(result.latencies[0] * 1000 - 100)
-    report.add(
-        "wake_overhead_ms", "router", f"median of {rounds} wakes", sorted(overheads)[rounds // 2], "ms"
-    )
+    report.add("wake_overhead_ms", "router", f"median of {count} wakes", median(overheads), "ms")
 
 
 def order_sleep(router: Router, upstream: int, wake_seconds: float) -> None:
@@ -174,32 +149,35 @@ def order_sleep(router: Router, upstream: int, wake_seconds: float) -> None:
     assert router.order("services/bench/sleep").status_code == 200
 
 
-def measure_memory(report: Report, router: Router, upstream: int) -> None:
-    """Resident memory per held request and per open stream, while the router is still young."""
-    run(router.port, request(router.port), 1, 0.2)
-    order_sleep(router, upstream, 6.0)
-    before = memory_kib(router)
-    with in_background(router.port, request(router.port), 1000):
-        wait_until(lambda: router.status("bench")["held"] == 1000, 30, "1000 held requests")
-        held = (memory_kib(router) - before) / 1000
-    report.add("memory_kib", "router", "per held request", held, "KiB")
-    before = memory_kib(router)
-    with in_background(router.port, request(router.port, stream=True, extra=', "x": "slow"'), 500):
-        wait_until(lambda: router.status("bench")["in_flight"] == 500, 30, "500 open streams")
-        time.sleep(1.0)
-        per_stream = (memory_kib(router) - before) / 500
-    report.add("memory_kib", "router", "per open stream", per_stream, "KiB")
+def measure_memory(report: Report, folder: Path) -> None:
+    """What one more held request and one more open stream take, each in a router that did nothing else."""
+    with fresh_router(folder / "for-held") as (router, process, upstream):
+        order_sleep(process, upstream, 600.0)
+        plain = request(router.port)
+        grown = growth_kib(router, plain, lambda count: process.status("bench")["held"] == count)
+        report.add("memory_kib", "router", "per held request", grown, "KiB")
+    with fresh_router(folder / "for-streams") as (router, process, _):
+        slow = request(router.port, stream=True, extra=', "x": "slow"')
+        grown = growth_kib(router, slow, lambda count: process.status("bench")["in_flight"] == count)
+        report.add("memory_kib", "router", "per open stream", grown, "KiB")
 
 
 @contextmanager
-def in_background(port: int, wire: bytes, connections: int) -> Iterator[None]:
-    """Let so many clients ask once, and wait for them at the end."""
-    asking = threading.Thread(target=run, args=(port, wire, connections, 0, True))
-    asking.start()
-    try:
-        yield
-    finally:
-        asking.join()
+def fresh_router(folder: Path) -> Iterator[tuple[Subject, Router, int]]:
+    """A router and an engine of its own, whose port comes last."""
+    with started_upstream() as upstream, started_router(folder, upstream.port) as (router, process):
+        run(router.port, request(router.port), 1, 0.2)
+        yield router, process, upstream.port
+
+
+def growth_kib(router: Subject, wire: bytes, has: Callable[[int], bool]) -> float:
+    """Resident memory per request beyond the first ones, while all are open."""
+    with held_open(router.port, wire, FEW):
+        wait_until(lambda: has(FEW), 60, f"{FEW} requests")
+        before = router.memory_kib()
+        with held_open(router.port, wire, MANY - FEW):
+            wait_until(lambda: has(MANY), 60, f"{MANY} requests")
+            return (router.memory_kib() - before) / (MANY - FEW)
 
 
 def check(result: Result, subject: str) -> None:
@@ -208,20 +186,6 @@ def check(result: Result, subject: str) -> None:
         raise SystemExit(
             f"{subject}: {result.failures} of {result.answers} answers failed; nothing was measured"
         )
-
-
-def memory_kib(router: Router) -> float:
-    """Resident memory of the router."""
-    assert router.process is not None
-    pages = int(Path(f"/proc/{router.process.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1024
-
-
-def cpu_seconds(router: Router) -> float:
-    """Processor time that the router has used."""
-    assert router.process is not None
-    fields = Path(f"/proc/{router.process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

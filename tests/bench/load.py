@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -123,3 +126,12 @@ async def _run(port: int, wire: bytes, connections: int, seconds: float, once: b
 def run(port: int, wire: bytes, connections: int, seconds: float, once: bool = False) -> Result:
     """Ask over so many connections for so long (or once each), and return what was measured."""
     return uvloop.run(_run(port, wire, connections, seconds, once))
+
+
+@contextmanager
+def held_open(port: int, wire: bytes, connections: int) -> Iterator[None]:
+    """Ask once over each of so many connections, don't read, and leave at the end."""
+    with ExitStack() as stack:
+        for _ in range(connections):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(wire)
+        yield

@@ -1,10 +1,14 @@
 """The targets of the contract suite, and what its tests share.
 
-Without options the stand-in runs in both dialects. A real engine is given by its address and is then the
-only target:
+Without options the stand-in runs in both dialects. A real engine is then the only target: the stage `real`
+starts one of an image (tests/real/plugin.py), and one that runs already is given by its address:
 
-    pytest tests/contract/test_engine.py tests/contract/test_router.py \
+    pytest tests/contract \
         --engine http://127.0.0.1:8001 --engine-model SmolLM2-135M-Instruct --engine-launcher http://127.0.0.1:9001
+
+A test that uses `target` is of the common part and runs on every target. Every other one is shown on the
+stand-in alone: the mark `stand_in_only` says what it is about (else its module's first sentence does), and
+docs/real-engines.md is generated from that.
 """
 
 from __future__ import annotations
@@ -81,39 +85,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine-launcher", help="address of the launcher beside it")
 
 
+def real_target(config: pytest.Config) -> str | None:
+    """Which real engine is the only target: one that is `given`, or one that is `started`."""
+    if config.getoption("--engine"):
+        return "given"
+    return "started" if config.getoption("--engine-image", default=None) else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The same tests on every target."""
     if "target" in metafunc.fixturenames:
-        given = metafunc.config.getoption("--engine")
-        targets = ["given"] if given else [f"stand-in {dialect}" for dialect in DIALECTS]
+        real = real_target(metafunc.config)
+        targets = [real] if real else [f"stand-in {dialect}" for dialect in DIALECTS]
         metafunc.parametrize("target", targets, indirect=True, scope="module")
 
 
-ONLY_ON_THE_STAND_IN = (
-    "faults on order (test_with_faults, test_trust)",
-    "audio transcription and translation, realtime websockets, /v1/responses by id (test_more_surface)",
-    "classification, reranking and pooling routes; vision",
-)
-"""What no real engine has shown behind this router."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a real engine only the common part runs."""
+    if not real_target(config):
+        return
+    here = Path(__file__).parent
+    left = [item for item in items if here in item.path.parents and not is_common(item)]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what a run on a real engine has not proven."""
-    if terminalreporter.config.getoption("--engine"):
-        terminalreporter.section("never proven on a real engine")
-        for line in ONLY_ON_THE_STAND_IN:
-            terminalreporter.line(f"- {line}")
+def is_common(item: pytest.Item) -> bool:
+    """Whether a test runs on every target."""
+    return "target" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """One engine for a module's tests."""
+    config = request.config
     if request.param == "given":
-        config = request.config
         url, model = config.getoption("--engine"), config.getoption("--engine-model")
         assert model, "--engine-model is missing"
         version = HTTP.get(f"{url}/version", timeout=60).json()["version"]
         yield Target(url, config.getoption("--engine-launcher"), model, version, True)
+        return
+    if request.param == "started":
+        real = request.getfixturevalue("text")
+        yield Target(real.url, real.launcher_url, real.model, real.version(), True)
         return
     engine = Engine(dialect=request.param.split()[1]).start()
     yield Target(engine.url, f"http://127.0.0.1:{engine.launcher_port}", engine.model, engine.dialect, False)
@@ -136,12 +150,15 @@ def engines() -> Iterator[Callable[..., Engine]]:
 
 
 @pytest.fixture
-def routers(tmp_path: Path) -> Iterator[Callable[..., Router]]:
+def routers(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Callable[..., Router]]:
     """Makes routers (not yet started) that end with the test."""
     made: list[Router] = []
+    # A real engine on a busy machine may need longer than the usual hold deadline for its wake.
+    patient = {"ROUTER_HOLD_SLEEPING": "300", "ROUTER_HOLD_OFFLOADED": "300"}
+    usual = patient if real_target(pytestconfig) else {}
 
     def make(**environment: str) -> Router:
-        router = Router(tmp_path / f"router-{len(made)}", environment)
+        router = Router(tmp_path / f"router-{len(made)}", {**usual, **environment})
         made.append(router)
         return router
 

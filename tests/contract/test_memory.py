@@ -79,4 +79,4 @@ def test_a_wake_that_left_garbage_behind_is_never_served(engines: Engines, route
     answer = router.chat("text")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "model_quarantined"
-    assert text.calls("/v1/chat") == []
+    assert text.served("/v1/chat") == []

@@ -5,10 +5,10 @@ stand-in.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import ssl
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,22 +20,14 @@ import httpx
 import openai
 import pytest
 
+from tests.contract.keys import keys_file
 from tests.standin.processes import HTTP, Engine, Router, free_port, wait_until
+
+pytestmark = pytest.mark.stand_in_only("keys, certificates, pages of browsers, listeners, bodies that wait")
 
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 ORIGIN = "https://app.example"
-
-
-def keys_file(folder: Path, *secrets: str, **limits: int) -> Path:
-    path = folder / "keys.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = [
-        {"name": f"key-{secret}", "sha256": hashlib.sha256(secret.encode()).hexdigest(), **limits}
-        for secret in secrets
-    ]
-    path.write_text(json.dumps({"schema_version": 1, "keys": keys}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +52,7 @@ def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 # ---- official clients
 
 
+@pytest.mark.stand_in_only("official clients", instead="tests/real/test_official_clients.py")
 def test_openai_retries_until_the_model_is_there(engines: Engines, routers: Routers) -> None:
     sleeper = engines()
     router = routers(ROUTER_HOLD_SLEEPING="0", ROUTER_RETRY_AFTER_MAX="1")
@@ -74,6 +67,7 @@ def test_openai_retries_until_the_model_is_there(engines: Engines, routers: Rout
     assert next(each["status"] for each in router.events("request")) == 503
 
 
+@pytest.mark.stand_in_only("official clients", instead="tests/real/test_official_clients.py")
 def test_openai_responses(router: Router) -> None:
     client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
     made = client.responses.create(model="TEXT", input="Capital of France?")
@@ -84,6 +78,7 @@ def test_openai_responses(router: Router) -> None:
         client.responses.retrieve("resp_unknown")
 
 
+@pytest.mark.stand_in_only("official clients", instead="tests/real/test_official_clients.py")
 def test_anthropic(router: Router) -> None:
     client = anthropic.Anthropic(base_url=router.url, api_key="none", max_retries=0)
     question: Any = [{"role": "user", "content": "Capital of France?"}]
@@ -97,6 +92,7 @@ def test_anthropic(router: Router) -> None:
 # ---- forms
 
 
+@pytest.mark.stand_in_only("audio")
 def test_audio(router: Router) -> None:
     sound = bytes(range(256)) * 50
     client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
@@ -104,6 +100,7 @@ def test_audio(router: Router) -> None:
     assert text == "12800 bytes of silence"
 
 
+@pytest.mark.stand_in_only("audio")
 @pytest.mark.parametrize(
     ("content_type", "body"),
     [
@@ -146,11 +143,13 @@ def talk(router: Router, query: str, *messages: Any, headers: dict[str, str] | N
     return asyncio.run(run())
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_by_query(router: Router) -> None:
     got = talk(router, "?model=text", {"type": "a"}, b"\x00\x01", {"type": "close"})
     assert got == [{"type": "echo", "known": True, "got": {"type": "a"}}, b"\x00\x01", 4000]
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 @pytest.mark.parametrize(
     "first",
     [
@@ -165,6 +164,7 @@ def test_realtime_by_the_session(router: Router, first: dict[str, Any]) -> None:
     assert got[-1] == 4000
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_without_a_model(router: Router) -> None:
     got = talk(router, "", {"type": "a"}, {"type": "a"}, {"type": "a"}, {"type": "a"})
     assert got[0]["error"]["param"] == "model"
@@ -173,6 +173,7 @@ def test_realtime_without_a_model(router: Router) -> None:
     assert (got[0]["error"]["code"], got[-1]) == ("model_not_found", 1008)
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_is_a_lease_and_idle_sockets_are_closed(router: Router) -> None:
     with ThreadPoolExecutor(1) as pool:
         talking = pool.submit(talk, router, "?model=text", {"type": "a"})
@@ -181,6 +182,7 @@ def test_realtime_is_a_lease_and_idle_sockets_are_closed(router: Router) -> None
     wait_until(lambda: router.status("text")["in_flight"] == 0)
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_realtime_wakes(router: Router) -> None:
     router.order("services/text/sleep")
     assert talk(router, "?model=text", {"type": "close"}) == [4000]
@@ -193,6 +195,7 @@ def handshake(router: Router, path: str, headers: dict[str, str] | None = None) 
     return HTTP.get(f"{router.url}{path}?model=text", headers={**usual, **key, **(headers or {})})
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/v1/chat/completions", 405), ("/v1%2Frealtime", 404), ("/", 404), ("/admin/events", 404)],
@@ -203,6 +206,7 @@ def test_other_websockets(router: Router, path: str, status: int) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.stand_in_only("realtime websockets")
 def test_websockets_of_foreign_pages(router: Router) -> None:
     refused = handshake(router, "/v1/realtime", {"Origin": "https://evil.example"})
     assert refused.status_code == 403
@@ -357,3 +361,17 @@ def test_waking_comments_for_those_who_ask(engines: Engines, routers: Routers) -
     router.wait_for("text", "awake")
     answer = router.chat("text", stream=True, headers=opted, max_tokens="x")
     assert answer.status_code == 400, "an awake engine's own answer stays as it is"
+
+
+def test_a_client_that_reads_slowly_gets_everything(router: Router, engine: Engine) -> None:
+    """More than the buffers on the way hold, so that the engine has to wait for the client."""
+    engine.fault(chunk_seconds=0.0)
+    body = {"model": "text", "messages": [], "stream": True, "max_tokens": 60_000}
+    with HTTP.stream("POST", f"{router.url}/v1/chat/completions", json=body, timeout=120) as response:
+        wait_until(lambda: router.status("text")["in_flight"] == 1)
+        time.sleep(1.0)
+        assert router.status("text")["in_flight"] == 1, "most of it is still on its way"
+        text = response.read()
+    assert text.count(b"chat.completion.chunk") == 60_001
+    assert text.endswith(b"data: [DONE]\n\n")
+    engine.fault(chunk_seconds=0.001)

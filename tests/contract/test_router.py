@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from urllib.parse import urlsplit
 
 import httpx
@@ -35,6 +36,9 @@ ROUND_TRIP = (
     *steps_of(Transition.WAKE, Depth.OFFLOADED),
 )
 DESTRUCTIVE = [step for step in ROUND_TRIP if step is not Step.RECORD_CANARY]
+WAKE = [CALLS[step].removesuffix(b" HTTP") for step in steps_of(Transition.WAKE, Depth.OFFLOADED)]
+KILLS_ON_THE_STAND_IN = 3
+"""For every step, dialect and whether the engine gets the call; twice as many at any moment."""
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +146,11 @@ def test_the_router_restarts(target: Target, router: Router) -> None:
         router.wait_for("text", depth)
 
 
+def test_no_step_is_left_out() -> None:
+    # The one changes nothing, the other is the launcher's: after it the process is another.
+    assert set(CALLS) == set(Step) - {Step.RECORD_CANARY, Step.ORDER_RESTART}
+
+
 @pytest.mark.parametrize("engine_gets_it", [False, True])
 @pytest.mark.parametrize("step", DESTRUCTIVE)
 def test_the_router_is_killed_at_a_step(
@@ -152,23 +161,53 @@ def test_the_router_is_killed_at_a_step(
     router.register(target.registry_entry(base_url=f"http://127.0.0.1:{proxy.port}"))
     router.start()
     before = ask(router)
-    if step is Step.SLEEP_LEVEL_2:
+    for _ in range(1 if target.real else KILLS_ON_THE_STAND_IN):
+        if step is not Step.SLEEP_LEVEL_2:
+            assert router.order("services/text/offload", 120).status_code == 200
         proxy.stall(CALLS[step], engine_gets_it)
-        _order_in_background(router, "offload")
-    else:
-        assert router.order("services/text/offload", 120).status_code == 200
-        proxy.stall(CALLS[step], engine_gets_it)
-        _order_in_background(router, "wake")
-    assert proxy.reached.wait(60), f"{step} was not reached"
-    if engine_gets_it:
-        time.sleep(3.0 if target.real else 0.1)
-    router.kill()
-    intent = json.loads((router.folder / "state/intents/text.json").read_text())
-    assert intent["open_step"] == step.value
-    proxy.stalled = b""
-    router.start()
-    assert ask(router) == before
+        _order_in_background(router, "offload" if step is Step.SLEEP_LEVEL_2 else "wake")
+        assert proxy.reached.wait(60), f"{step} was not reached"
+        if engine_gets_it:
+            time.sleep(3.0 if target.real else 0.1)
+        router.kill()
+        intent = json.loads((router.folder / "state/intents/text.json").read_text())
+        assert intent["open_step"] == step.value
+        proxy.stalled = b""
+        proxy.passed.clear()
+        router.start()
+        assert ask(router) == before
+        assert _calls_before_the_first_answer(proxy)[-len(WAKE) :] == WAKE
     proxy.stop()
+
+
+def _calls_before_the_first_answer(proxy: StallingProxy) -> list[bytes]:
+    """What the engine was asked until a client's request came, each once however often it was repeated."""
+    calls = [line.encode() for line, _ in groupby(proxy.passed)]
+    return calls[: calls.index(b"POST /v1/chat/completions")]
+
+
+@pytest.mark.parametrize("order", ["offload", "wake"])
+def test_the_router_is_killed_at_any_moment(target: Target, routers: Routers, order: str) -> None:
+    router = routers()
+    router.register(target.registry_entry())
+    router.start()
+    if not target.real:
+        target.post("/standin/faults", json={"sleep_seconds": 0.1, "wake_seconds": 0.05})
+    before, chance = ask(router), random.Random(order)
+    began = time.monotonic()
+    assert router.order("services/text/offload", 120).status_code == 200
+    assert router.order("services/text/wake", 120).status_code == 200
+    span = time.monotonic() - began
+    for _ in range(3 if target.real else 2 * KILLS_ON_THE_STAND_IN):
+        if order == "wake":
+            assert router.order("services/text/offload", 120).status_code == 200
+        _order_in_background(router, order)
+        time.sleep(chance.random() * span)
+        router.kill()
+        router.start()
+        assert ask(router) == before
+    if not target.real:
+        target.post("/standin/faults", json={"sleep_seconds": 0.0, "wake_seconds": 0.0})
 
 
 def _order_in_background(router: Router, order: str) -> None:

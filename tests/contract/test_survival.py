@@ -31,6 +31,9 @@ def test_a_cordon(engines: Engines, routers: Routers, damaged: bool) -> None:
     router.start()
     router.wait_for("text", "sleeping")
     assert cordoned(router) == ["cpu:left"]
+    shown = HTTP.get(f"{router.admin}/metrics").text
+    assert 'frontdoor_device_cordoned{device="cpu:left"} 1.0' in shown
+    assert 'frontdoor_condition{condition="quarantined",service="text"} 0.0' in shown
     assert router.chat("text").status_code == 503
     assert engine.calls("/wake_up") == []
     assert router.order("devices/cpu:left/uncordon").status_code == 200
@@ -66,7 +69,7 @@ def test_a_parked_service(engines: Engines, routers: Routers, order: str, damage
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(router.chat, "text")
         wait_until(lambda: router.status("text")["held"] == 1)
-        assert engine.calls("/v1/chat") == []
+        assert engine.served("/v1/chat") == []
         assert router.order("services/text/prove").status_code == 200
         assert held.result().status_code == 200
     router.kill()
@@ -160,7 +163,7 @@ def test_what_somebody_else_did_to_the_weights_is_found_out(
     answer = router.chat("text")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "model_quarantined"
-    assert engine.calls("/v1/chat") == []
+    assert engine.served("/v1/chat") == []
 
 
 def test_a_whole_state_folder_lost_is_a_restart_where_that_can_be_ordered(

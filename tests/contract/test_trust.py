@@ -13,6 +13,8 @@ import pytest
 
 from tests.standin.processes import HTTP, Engine, Router, wait_until
 
+pytestmark = pytest.mark.stand_in_only("faults on order")
+
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 GARBAGE = "!"
@@ -35,6 +37,7 @@ def memory(router: Router) -> dict[str, Any]:
     return dict(json.loads((router.folder / "state/memory/text.json").read_text()))
 
 
+@pytest.mark.stand_in_only("faults on order", instead="tests/real/test_skipped_reload.py")
 def test_garbage_is_never_served(engines: Engines, routers: Routers) -> None:
     engine, router = fresh(engines, routers)
     assert router.order("services/text/offload").status_code == 200
@@ -43,7 +46,7 @@ def test_garbage_is_never_served(engines: Engines, routers: Routers) -> None:
     answer = router.chat("text")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "model_quarantined"
-    assert engine.calls("/v1/chat") == []
+    assert engine.served("/v1/chat") == []
     assert len(engine.calls("/v1/completions")) == 4, "recorded with two, refused after one retry"
     assert memory(router)["level_2_broken"]
     engine.fault(reload_keeps_garbage=False)
@@ -269,3 +272,65 @@ def test_an_engine_that_dies_of_its_canary_is_asked_for_less(engines: Engines, r
     assert memory(router)["canary"]["kind"] == "plain"
     engine.fault(garbage=True)
     assert router.order("services/text/wake").status_code == 502
+
+
+def seeing(engines: Engines, routers: Routers) -> tuple[Engine, Router]:
+    """A model that takes pictures, seen booting, with its canaries recorded."""
+    router = routers()
+    engine = Engine(vision=True)
+    router.register(engine.registry_entry())
+    router.start()
+    engine = engines(
+        ready=False, vision=True, boot_seconds=0.4, port=engine.port, launcher_port=engine.launcher_port
+    )
+    router.wait_for("text", "awake")
+    assert router.order("services/text/offload").status_code == 200
+    assert memory(router)["image_canary"]["kind"] == "image"
+    return engine, router
+
+
+def test_a_model_that_sees_is_asked_about_a_picture(engines: Engines, routers: Routers) -> None:
+    engine, router = seeing(engines, routers)
+    assert router.chat("text").status_code == 200
+    asked = [call for call in engine.state()["calls"] if call["canary"] and "chat" in call["path"]]
+    assert len(asked) == 3, "twice when it was recorded, once after the wake"
+
+
+def test_a_model_that_has_gone_blind_is_not_served(engines: Engines, routers: Routers) -> None:
+    engine, router = seeing(engines, routers)
+    engine.fault(reload_loses_sight=True)
+    answer = router.chat("text")
+    assert answer.status_code == 503
+    assert "picture" in answer.json()["error"]["message"]
+    assert engine.served("/v1/chat") == []
+
+
+def test_a_model_that_sees_nothing_has_only_its_other_canary(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    router.order("services/text/offload")
+    assert memory(router)["canary"]["kind"] == "generate"
+    assert memory(router)["image_canary"] is None
+    assert router.chat("text").status_code == 200
+    asked = [call for call in engine.state()["calls"] if call["canary"] and "chat" in call["path"]]
+    assert len(asked) == 1
+
+
+def test_what_a_request_waited_for_is_told(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers)
+    router.order("services/text/sleep")
+    engine.fault(wake_seconds=0.4, first_token_seconds=0.2)
+    assert router.chat("text").status_code == 200
+    (line,) = router.events("request")
+    assert line["wake_seconds"] >= 0.4
+    assert line["canary_seconds"] >= 0.2
+    parts = line["queue_seconds"] + line["wake_seconds"] + line["canary_seconds"]
+    assert abs(parts - line["held_seconds"]) < 0.001
+    wake = router.events("transition")[-1]
+    assert wake["canary_seconds"] >= 0.2
+    assert abs(wake["canary_seconds"] - line["canary_seconds"]) < 0.01
+    shown = HTTP.get(f"{router.admin}/metrics").text
+    assert 'frontdoor_canary_seconds_count{service="text"} 1.0' in shown
+    engine.fault(first_token_seconds=0.0)
+    router.chat("text")
+    later = router.events("request")[-1]
+    assert (later["queue_seconds"], later["wake_seconds"], later["canary_seconds"]) == (0, 0, 0)

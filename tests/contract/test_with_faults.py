@@ -13,9 +13,29 @@ import pytest
 
 from tests.standin.processes import HTTP, Engine, Router, until, wait_until
 
+pytestmark = pytest.mark.stand_in_only("faults on order")
+
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 LEVEL_2_WAKE = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]
+
+
+def behind_a_router(
+    engines: Engines,
+    routers: Routers,
+    order: str = "",
+    *,
+    dialect: str = "0.32.0",
+    entry: dict[str, float] | None = None,
+    **environment: str,
+) -> tuple[Engine, Router]:
+    """A ready engine as service `text`, changes to its registry entry, and an order already carried out."""
+    engine, router = engines(dialect=dialect), routers(**environment)
+    router.register(engine.registry_entry(**(entry or {})))
+    router.start()
+    if order:
+        assert router.order(f"services/text/{order}").status_code == 200
+    return engine, router
 
 
 def transitions_seen(engine: Engine) -> list[str]:
@@ -25,11 +45,7 @@ def transitions_seen(engine: Engine) -> list[str]:
 
 @pytest.mark.parametrize("dialect", ["0.27.1", "0.32.0"])
 def test_both_levels_in_both_dialects(engines: Engines, routers: Routers, dialect: str) -> None:
-    engine = engines(dialect=dialect)
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake", dialect=dialect)
     before = len(transitions_seen(engine))
     assert router.order("services/text/sleep").json()["depth"] == "sleeping"
     assert router.chat("text").status_code == 200
@@ -47,11 +63,7 @@ def test_both_levels_in_both_dialects(engines: Engines, routers: Routers, dialec
 
 
 def test_many_requests_are_one_wake(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/offload")
+    engine, router = behind_a_router(engines, routers, "offload")
     before = len(transitions_seen(engine))
     engine.fault(reload_seconds=0.5)
     with ThreadPoolExecutor(20) as pool:
@@ -61,25 +73,17 @@ def test_many_requests_are_one_wake(engines: Engines, routers: Routers) -> None:
 
 
 def test_the_wake_belongs_to_the_service(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/sleep")
+    engine, router = behind_a_router(engines, routers, "sleep")
     engine.fault(wake_seconds=0.6)
     with pytest.raises(httpx.ReadTimeout):
         router.chat("text", timeout=0.2)
     wait_until(lambda: router.status("text")["held"] == 0)
     router.wait_for("text", "awake")
-    assert engine.calls("/v1/chat") == []
+    assert engine.served("/v1/chat") == []
 
 
 def test_hold_deadline(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers(ROUTER_HOLD_OFFLOADED="0.3")
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/offload")
+    engine, router = behind_a_router(engines, routers, "offload", ROUTER_HOLD_OFFLOADED="0.3")
     engine.fault(reload_seconds=0.8)
     answer = router.chat("text")
     assert answer.status_code == 503
@@ -91,10 +95,8 @@ def test_hold_deadline(engines: Engines, routers: Routers) -> None:
 
 
 def test_idle_timers(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry(idle_sleep_seconds=0.4, idle_offload_seconds=1.2))
-    router.start()
+    timers = {"idle_sleep_seconds": 0.4, "idle_offload_seconds": 1.2}
+    engine, router = behind_a_router(engines, routers, entry=timers)
     engine.fault(chunk_seconds=0.25)
     # A stream that is longer than the timer is never cut off.
     assert router.chat("text", stream=True).text.rstrip().endswith("[DONE]")
@@ -111,10 +113,7 @@ def test_idle_timers(engines: Engines, routers: Routers) -> None:
 
 
 def test_a_request_that_races_the_idle_timer_is_answered(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry(idle_sleep_seconds=0.01))
-    router.start()
+    engine, router = behind_a_router(engines, routers, entry={"idle_sleep_seconds": 0.01})
     engine.fault(sleep_seconds=0.02, wake_seconds=0.02)
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda number: _later(router, number), range(60)))
@@ -129,11 +128,7 @@ def _later(router: Router, number: int) -> int:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_the_engine(engines: Engines, routers: Routers, stream: bool) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake")
     engine.fault(first_token_seconds=30)
 
     async def ask_and_leave() -> None:
@@ -154,11 +149,7 @@ def test_a_client_that_leaves_frees_the_engine(engines: Engines, routers: Router
 
 @pytest.mark.parametrize("how", ["die_after_chunks", "cut_after_chunks"])
 def test_an_engine_that_dies_in_a_stream(engines: Engines, routers: Routers, how: str) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake")
     engine.fault(**{how: 2}, chunk_seconds=0.02)
     text = router.chat("text", stream=True).text
     events = [event for event in text.split("\n\n") if event.strip()]
@@ -169,11 +160,7 @@ def test_an_engine_that_dies_in_a_stream(engines: Engines, routers: Routers, how
 
 
 def test_an_engine_that_dies_before_it_answers(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake")
     engine.fault(die=["/v1/chat/completions"])
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(router.chat, "text")
@@ -183,14 +170,10 @@ def test_an_engine_that_dies_before_it_answers(engines: Engines, routers: Router
 
 
 def test_a_connection_that_breaks_is_tried_once_more(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake")
     engine.fault(drop=["/v1/chat/completions"])
     assert router.chat("text").status_code == 502
-    assert len(engine.calls("/v1/chat")) == 2
+    assert len(engine.served("/v1/chat")) == 2
 
 
 def test_a_request_waits_for_an_engine_that_boots(engines: Engines, routers: Routers) -> None:
@@ -207,11 +190,7 @@ def test_a_request_waits_for_an_engine_that_boots(engines: Engines, routers: Rou
 
 
 def test_a_failed_wake_is_quarantined_and_repaired(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/offload")
+    engine, router = behind_a_router(engines, routers, "offload")
     engine.fault(fail={"reload_weights": 500})
     answer = router.chat("text")
     assert answer.status_code == 503
@@ -227,11 +206,7 @@ def test_a_failed_wake_is_quarantined_and_repaired(engines: Engines, routers: Ro
 
 
 def test_a_wake_that_breaks_off_is_retried_with_back_off(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake")
     router.order("services/text/sleep")
     engine.fault(drop=["/wake_up"])
     before = len(engine.calls("/wake_up"))
@@ -245,11 +220,7 @@ def test_a_wake_that_breaks_off_is_retried_with_back_off(engines: Engines, route
 
 
 def test_a_new_incarnation_ends_quarantine(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/sleep")
+    engine, router = behind_a_router(engines, routers, "sleep")
     engine.fault(fail={"/wake_up": 500})
     assert router.chat("text").status_code == 503
     engine.kill()
@@ -259,10 +230,7 @@ def test_a_new_incarnation_ends_quarantine(engines: Engines, routers: Routers) -
 
 
 def test_the_router_restarts(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
+    engine, router = behind_a_router(engines, routers)
     for depth, order in (("awake", "wake"), ("sleeping", "sleep"), ("offloaded", "offload")):
         assert router.order(f"services/text/{order}").json()["depth"] == depth
         router.kill()
@@ -274,11 +242,7 @@ def test_the_router_restarts(engines: Engines, routers: Routers) -> None:
 
 
 def test_a_damaged_intent_file_means_offloaded(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers()
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake")
     router.order("services/text/sleep")
     router.kill()
     (router.folder / "state/intents/text.json").write_bytes(b"\x00")
@@ -335,7 +299,7 @@ def test_a_moved_service_is_found_at_its_new_address(engines: Engines, routers: 
     router.register(second.registry_entry())
     assert router.order("reload").json()["changes"] == ["service text: moved to another address"]
     assert router.chat("text").status_code == 200
-    assert len(second.calls("/v1/chat")) == 1
+    assert len(second.served("/v1/chat")) == 1
 
 
 def test_graceful_stop(engines: Engines, routers: Routers) -> None:
@@ -363,11 +327,7 @@ def test_graceful_stop(engines: Engines, routers: Routers) -> None:
 
 
 def test_what_streams_too_long_at_a_stop_is_ended_visibly(engines: Engines, routers: Routers) -> None:
-    engine = engines()
-    router = routers(ROUTER_STOP_TIMEOUT="0.5")
-    router.register(engine.registry_entry())
-    router.start()
-    router.order("services/text/wake")
+    engine, router = behind_a_router(engines, routers, "wake", ROUTER_STOP_TIMEOUT="0.5")
     engine.fault(chunk_seconds=0.2)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(router.chat, "text", stream=True, max_tokens=200)

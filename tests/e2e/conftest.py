@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
-from rehearsal_box import REPOSITORY, ROOT, STATE, Box, Deployed, container_names_on_default_daemon
+from clean_copy import copy_repository
+from rehearsal_box import ROOT, STATE, Box, Deployed, container_names_on_default_daemon
 
 
 @pytest.fixture(scope="session")
 def clean_box(tmp_path_factory: pytest.TempPathFactory) -> Box:
     """A copy of what git tracks (or would), with nothing prepared, and no rehearsal on the machine."""
-    folder = tmp_path_factory.mktemp("clone") / "vllm-frontdoor"
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY, capture_output=True, check=True,
-    ).stdout  # fmt: skip
-    for name in filter(None, listing.decode().split("\0")):
-        source, target = REPOSITORY / name, folder / name
-        if source.exists() or source.is_symlink():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target, follow_symlinks=False)
+    folder = copy_repository(tmp_path_factory.mktemp("clone") / "vllm-frontdoor")
     assert not container_names_on_default_daemon(), "A rehearsal runs already: ./box rehearse --down"
     return Box(folder)
 

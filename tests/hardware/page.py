@@ -46,7 +46,11 @@ PARTS = (
         "`p2p`: copies pulled by the destination's copy engine, and read-back by the source (CUDA runtime)",
         "a library in C with the same functions, on the processor; simulated GPUs",
     ),
-    Part("p2p-ipc", "`p2p`: memory of another process (CUDA IPC), the way that NCCL takes", "not built"),
+    Part(
+        "p2p-ipc",
+        "`p2p`: copies by another process, into memory that it opened by CUDA IPC as NCCL does",
+        "a library in C with the same functions, on the processor, between real processes",
+    ),
     Part("p2p-hang", "`p2p`: a copy that hangs in the driver, and a GPU that falls off the bus", "simulated"),
     Part(
         "integrity",
@@ -63,7 +67,11 @@ PARTS = (
         "kernel-log", "the watcher on a kernel log in which a real fault appears", "recorded forms of lines"
     ),
     Part("acs", "ACS bits of the ports above a GPU, read from `/sys`", "made configuration spaces"),
-    Part("nccl-transport", "the transport that NCCL really chose, read from its log", "not built"),
+    Part(
+        "nccl-transport",
+        "the transport that NCCL really chose, read from its log",
+        "recorded forms of its lines",
+    ),
 )
 
 

@@ -31,6 +31,8 @@ class Faults:
     cut_after_chunks: int | None = None
     """The stream's connection is cut after so many chunks; the process goes on."""
     reload_keeps_garbage: bool = False
+    reload_loses_sight: bool = False
+    """A reload leaves garbage in the part that sees; text is sound."""
     garbage: bool = False
     nan_answers: bool = False
     corrupted_requests: int = 0
@@ -59,6 +61,8 @@ class Brain:
     sleeping: set[str] = field(default_factory=set)
     level: int = 0
     weights_good: bool = True
+    vision_good: bool = True
+    """Whether the part of the weights that sees is good; only a fault makes it bad by itself."""
     memory: dict[str, int] = field(default_factory=dict)
     memory_awake_bytes: int = 8_000_000_000
     memory_asleep_bytes: int = 1_000_000_000
@@ -122,6 +126,7 @@ class Brain:
             await asyncio.sleep(self.faults.reload_seconds)
             if "weights" not in self.sleeping and not self.faults.reload_keeps_garbage:
                 self.weights_good = True
+                self.vision_good = not self.faults.reload_loses_sight
 
     def begin(self) -> None:
         """A request starts to run."""

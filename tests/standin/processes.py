@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,7 +19,15 @@ from typing import Any
 
 import httpx
 
-HTTP = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+PATIENCE_SECONDS = 60.0
+"""How long a test waits for what must come; a busy machine is slow, and that is no failure."""
+
+HTTP = httpx.Client(
+    verify=False,
+    trust_env=False,
+    limits=httpx.Limits(max_keepalive_connections=0),
+    timeout=PATIENCE_SECONDS,
+)
 """Reading the machine's certificates takes longer than a request here."""
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,13 +35,17 @@ TOKEN = "a-token-for-tests"
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that the kernel gives to connections: none takes it before
+    its server does.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 31_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 10.0, what: str = "it") -> Any:
+def wait_until(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS, what: str = "it") -> Any:
     """Wait for a true value and return it; fails after `seconds`."""
     end = time.monotonic() + seconds
     while True:
@@ -43,7 +57,7 @@ def wait_until(holds: Callable[[], Any], seconds: float = 10.0, what: str = "it"
         time.sleep(0.02)
 
 
-async def until(holds: Callable[[], Any], seconds: float = 10.0, what: str = "it") -> Any:
+async def until(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS, what: str = "it") -> Any:
     """The same, without stopping the event loop."""
     return await asyncio.to_thread(wait_until, holds, seconds, what)
 
@@ -65,6 +79,7 @@ class Engine:
     dialect: str = "0.32.0"
     boot_seconds: float = 0.0
     device: str = "cpu:left"
+    vision: bool = False
     with_launcher: bool = True
     token_file: Path | None = None
     """Given: it runs under the real launcher, which takes orders with this token."""
@@ -77,6 +92,7 @@ class Engine:
         command = [sys.executable, "-m", "tests.standin.server", "--port", str(self.port)]
         command += ["--model", self.model, "--task", self.task, "--dialect", self.dialect]
         command += ["--device", self.device, "--boot-seconds", str(self.boot_seconds)]
+        command += ["--vision"] if self.vision else []
         if self.token_file is not None:
             command = [*self._launcher_command(self.token_file), *command]
         elif self.with_launcher:
@@ -97,7 +113,7 @@ class Engine:
     def answers(self) -> bool:
         """Whether the engine is up."""
         try:
-            return HTTP.get(f"{self.url}/health", timeout=1).status_code == 200
+            return HTTP.get(f"{self.url}/health", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -121,6 +137,11 @@ class Engine:
     def calls(self, path: str) -> list[str]:
         """The calls of paths that begin so, in order."""
         return [call["path"] for call in self.state()["calls"] if call["path"].startswith(path)]
+
+    def served(self, path: str) -> list[str]:
+        """The same without the router's own questions."""
+        calls = [call for call in self.state()["calls"] if not call["canary"]]
+        return [call["path"] for call in calls if call["path"].startswith(path)]
 
     def registry_entry(self, **changes: Any) -> dict[str, Any]:
         """The service as the registry describes it."""
@@ -147,6 +168,8 @@ class Router:
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = ("-m", "wake_router")
+    """What Python runs: the router, or a variant of it."""
     port: int = field(default_factory=free_port)
     admin_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -174,7 +197,7 @@ class Router:
         }
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "wake_router"], env=environment, stdout=log, stderr=log
+                [sys.executable, *self.program], env=environment, stdout=log, stderr=log
             )
         wait_until(self._answers, what="the router")
         return self
@@ -183,7 +206,7 @@ class Router:
         assert self.process is not None
         assert self.process.poll() is None, self.log()
         try:
-            return HTTP.get(f"{self.admin}/health", timeout=1).status_code == 200
+            return HTTP.get(f"{self.admin}/health", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -219,16 +242,16 @@ class Router:
         services = HTTP.get(f"{self.admin}/admin/status").json()["services"]
         return next(dict(each) for each in services if each["name"] == service)
 
-    def wait_for(self, service: str, depth: str, seconds: float = 10.0) -> None:
+    def wait_for(self, service: str, depth: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until a service is at a depth."""
         wait_until(lambda: self.status(service)["depth"] == depth, seconds, f"{service} {depth}")
 
-    def order(self, path: str, timeout: float = 20.0) -> httpx.Response:
+    def order(self, path: str, timeout: float = PATIENCE_SECONDS) -> httpx.Response:
         """POST to the admin surface with the token."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
         return HTTP.post(f"{self.admin}/admin/{path}", headers=headers, timeout=timeout)
 
-    def chat(self, model: str, timeout: float = 20.0, **fields: Any) -> httpx.Response:
+    def chat(self, model: str, timeout: float = PATIENCE_SECONDS, **fields: Any) -> httpx.Response:
         """Ask a chat model."""
         headers = fields.pop("headers", {})
         body = {"model": model, "messages": [{"role": "user", "content": "Capital of France?"}], **fields}

@@ -1,5 +1,5 @@
 """A proxy between router and engine that stalls one call: before the engine gets it, or before its answer
-is seen.
+is seen. It remembers what the engine got.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ class StallingProxy:
     engine_gets_it: bool = False
     reached: threading.Event = field(default_factory=threading.Event)
     port: int = 0
+    passed: list[str] = field(default_factory=list)
+    """The first lines of the POST requests that the engine got, in order."""
     _listener: socket.socket = field(default_factory=socket.socket)
 
     def start(self) -> StallingProxy:
@@ -59,6 +61,8 @@ class StallingProxy:
                     mute.set()
                     if not self.engine_gets_it:
                         continue
+                if requests and data.startswith(b"POST "):
+                    self.passed.append(data.split(b" HTTP/")[0].decode())
                 if requests or not mute.is_set():
                     drain.sendall(data)
         except OSError:

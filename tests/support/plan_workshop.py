@@ -68,13 +68,29 @@ _WRITES_DOWN = """
 import json, os
 from ansible.module_utils.basic import AnsibleModule
 names = ("root", "state", "instance", "docker_host", "project", "compose_file", "compose", "files",
-    "directories", "secrets", "reload", "healthy_timeout_seconds", "log_lines")
+    "directories", "secrets", "reload", "replacement", "previous", "healthy_timeout_seconds", "log_lines")
 module = AnsibleModule(argument_spec={name: {"type": "raw", "required": True} for name in names},
     supports_check_mode=True)
 with open(os.environ["ASKED_FOR"], "a") as record:
     record.write(json.dumps({**module.params, "check_mode": module.check_mode}) + "\\n")
 module.exit_json(changed=True, changes=[f"project {module.params['project']}: brought about"])
 """
+
+
+_KEEPS_RELEASES = """
+import json, os
+from ansible.module_utils.basic import AnsibleModule
+names = ("root", "state", "project", "docker_host", "content", "files", "back_to")
+module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in names}, supports_check_mode=True)
+if module.params["content"] is None:
+    with open(os.environ["RELEASES"]) as stored:
+        module.exit_json(changed=False, changes=[], **json.load(stored))
+with open(os.environ["KEPT"], "a") as record:
+    record.write(json.dumps({**module.params, "check_mode": module.check_mode}) + "\\n")
+module.exit_json(changed=True, changes=["release 1: made"])
+"""
+
+NO_RELEASES: dict[str, Any] = {"releases": [], "problems": {}, "deployed": {}}
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,7 @@ class Run:
     code: int
     output: str
     asked_for: tuple[dict[str, Any], ...]
+    kept: tuple[dict[str, Any], ...] = ()
 
     def project(self, ending: str) -> dict[str, Any]:
         """The only request for the project with this ending of its name."""
@@ -108,6 +125,8 @@ class Workshop:
         self._replace("vllm_service", "library/vllm_service_arguments.py", _PARSES)
         self._replace("vllm_service", "library/vllm_service_clearance.py", _CLEARS)
         self._replace("vllm_service", "library/vllm_service_stop.py", _STOPS)
+        self._replace("vllm_service", "library/vllm_service_releases.py", _KEEPS_RELEASES)
+        self.releases = NO_RELEASES
         self._replace("vllm_service", "files/launcher.py", LAUNCHER.decode())
 
     def _replace(self, role: str, path: str, content: str) -> None:
@@ -120,6 +139,9 @@ class Workshop:
         recorded, record = self.folder / "box.json", self.folder / "asked_for.jsonl"
         recorded.write_text(json.dumps(box), encoding="utf-8")
         record.unlink(missing_ok=True)
+        releases, kept = self.folder / "releases.json", self.folder / "kept.jsonl"
+        releases.write_text(json.dumps(self.releases), encoding="utf-8")
+        kept.unlink(missing_ok=True)
         command = [
             str(Path(sys.executable).parent / "ansible-playbook"),
             *("-i", str(REPOSITORY / inventory), str(playbook)),
@@ -136,10 +158,16 @@ class Workshop:
             "ANSIBLE_PIPELINING": "1",
             "RECORDED_BOX": str(recorded),
             "ASKED_FOR": str(record),
+            "RELEASES": str(releases),
+            "KEPT": str(kept),
         }
         (self.folder / "ansible.cfg").touch()
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
-        lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-        return Run(done.returncode, done.stdout + done.stderr, tuple(json.loads(line) for line in lines))
+        return Run(done.returncode, done.stdout + done.stderr, _lines(record), _lines(kept))
+
+
+def _lines(record: Path) -> tuple[dict[str, Any], ...]:
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    return tuple(json.loads(line) for line in lines)

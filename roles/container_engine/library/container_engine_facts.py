@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.box_tools_docker import Docker, DockerError, last_lines
-from ansible.module_utils.container_engine_rules import Found, decide
+from ansible.module_utils.container_engine_rules import Found, decide, packages_of
 
 DOCUMENTATION = r"""
 module: container_engine_facts
@@ -47,6 +47,11 @@ decision:
   description: What it takes, with C(packages), C(compose_from_wheel) and C(start).
   returned: always
   type: dict
+packages:
+  description: All packages that bring Docker on this distribution; empty where that isn't known.
+  returned: always
+  type: list
+  elements: str
 found:
   description: What is there.
   returned: always
@@ -108,7 +113,8 @@ def main() -> None:
     decision = decide(found, install=module.params["install"], wheel_machines=module.params["wheel_machines"])
     if decision.refusal:
         module.fail_json(msg=decision.refusal)
-    module.exit_json(changed=False, found=asdict(found), decision=asdict(decision))
+    packages = packages_of(found.distribution, found.distribution_version) or []
+    module.exit_json(changed=False, found=asdict(found), decision=asdict(decision), packages=packages)
 
 
 if __name__ == "__main__":

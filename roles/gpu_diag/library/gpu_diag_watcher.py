@@ -1,12 +1,12 @@
 #!/usr/bin/python
-"""Keep the watcher of the kernel log and of the GPUs running."""
+"""Keep the watcher of the kernel log and of the GPUs running, or end it."""
 
 from __future__ import annotations
 
 import sys
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpu_diag_watcher_run import Watcher, WatcherError, keep
+from ansible.module_utils.gpu_diag_watcher_run import Watcher, WatcherError, keep, stop
 
 DOCUMENTATION = r"""
 module: gpu_diag_watcher
@@ -26,6 +26,15 @@ options:
     description: Absolute folder of the evidence.
     type: path
     required: true
+  router:
+    description: Absolute folder of the deployed instance whose router is listened to; empty for none.
+    type: str
+    default: ""
+  state:
+    description: C(started) keeps it running, C(absent) ends it and removes its unit.
+    type: str
+    choices: [absent, started]
+    default: started
 author: vllm-frontdoor
 """
 
@@ -39,7 +48,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: A sentence where it was (in check mode, would be) started.
+  description: A sentence where it was (in check mode, would be) started or stopped.
   returned: always
   type: list
   elements: str
@@ -47,17 +56,21 @@ changes:
 
 
 def main() -> None:
-    """Look, and start it where it doesn't run."""
+    """Look, and start or end it."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
             "package": {"type": "path", "required": True},
             "evidence": {"type": "path", "required": True},
+            "router": {"type": "str", "default": ""},
+            "state": {"type": "str", "choices": ["absent", "started"], "default": "started"},
         },
         supports_check_mode=True,
     )
+    parameters = dict(module.params)
+    act = {"absent": stop, "started": keep}[parameters.pop("state")]
     try:
-        changes = keep(Watcher(python=sys.executable, **module.params), module.check_mode)
+        changes = act(Watcher(python=sys.executable, **parameters), module.check_mode)
     except WatcherError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=bool(changes), changes=changes)

@@ -20,7 +20,8 @@ module: gpu_diag_weights
 short_description: Check the weights of models inside the engine's image
 description:
   - Runs the probe C(gpu_diag weights) for each model folder that has no evidence, or whose files are not
-    those any more that the evidence speaks of (size, time of change, inode). A second run changes nothing.
+    those any more that the evidence speaks of (size, time of change, inode), or where C(allow) is another.
+    A second run changes nothing.
   - A verdict C(failed) does not fail the task - the plan decides what a verdict is good for - but a probe
     that could not be run does.
 options:
@@ -49,6 +50,17 @@ options:
     description: Read all files again, also those that did not change.
     type: bool
     default: false
+  allow:
+    description: Names of tensors (shell patterns) in which infinities or scales of zero are meant so.
+    type: list
+    elements: str
+    default: []
+  staged:
+    description: >-
+      Where the files of the model (only one then) lie for now; the evidence speaks of the folder in
+      C(models), to which they are moved afterwards. Empty when they are there already.
+    type: path
+    default: ""
   timeout_seconds:
     description: How long one model's probe may take, in seconds.
     type: int
@@ -79,7 +91,14 @@ models:
   description: By model folder C(verdict), C(class) and the sentences C(evidence); null in check mode.
   returned: always
   type: dict
+lines:
+  description: A sentence for each thing that is wrong with a model's weights, for people.
+  returned: always
+  type: list
+  elements: str
 """
+
+_MOST_LINES_OF_A_MODEL = 5
 
 
 def main() -> None:
@@ -92,6 +111,8 @@ def main() -> None:
             "package": {"type": "path", "required": True},
             "docker_host": {"type": "str", "default": ""},
             "rehash": {"type": "bool", "default": False},
+            "allow": {"type": "list", "elements": "str", "default": []},
+            "staged": {"type": "path", "default": ""},
             "timeout_seconds": {"type": "int", "default": 7200},
             "io_timeout_seconds": {"type": "int", "default": 120},
         },
@@ -105,7 +126,8 @@ def main() -> None:
     except ProbeError as error:
         module.fail_json(msg=str(error))
     changes = [f"weights of {need.folder}: {need.reasons[0]}, probed" for need in found if need.reasons]
-    module.exit_json(changed=bool(changes), changes=changes, models=results)
+    lines = [line for folder, result in results.items() for line in _lines(folder, result)]
+    module.exit_json(changed=bool(changes), changes=changes, models=results, lines=lines)
 
 
 def _results(found: list[Need], setting: Setting, check_mode: bool) -> dict[str, Any]:
@@ -121,6 +143,15 @@ def _results(found: list[Need], setting: Setting, check_mode: bool) -> dict[str,
 
 def _summary(document: dict[str, Any] | None) -> dict[str, Any] | None:
     return document and {key: document.get(key) for key in ("verdict", "class", "evidence")}
+
+
+def _lines(folder: str, result: dict[str, Any] | None) -> list[str]:
+    found = list(result["evidence"] or ()) if result else []
+    more = len(found) - _MOST_LINES_OF_A_MODEL
+    shown = (
+        [f"{folder}: {result['verdict']}: {one}" for one in found[:_MOST_LINES_OF_A_MODEL]] if result else []
+    )
+    return [*shown, *([f"{folder}: and {more} more, see the evidence"] if more > 0 else [])]
 
 
 if __name__ == "__main__":

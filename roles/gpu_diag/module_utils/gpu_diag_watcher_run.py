@@ -33,6 +33,7 @@ class Watcher:
     python: str
     package: str
     evidence: str
+    router: str = ""
     kernel_log: str = "/dev/kmsg"
     systemctl: Sequence[str] = ("systemctl",)
     units: str = "/etc/systemd/system"
@@ -41,11 +42,12 @@ class Watcher:
     def command(self) -> list[str]:
         """The watcher's command."""
         log = ["--kernel-log", self.kernel_log]
-        return [self.python, "-m", "gpu_diag", "watch", "--evidence", self.evidence, *log]
+        router = ["--router", self.router] if self.router else []
+        return [self.python, "-m", "gpu_diag", "watch", "--evidence", self.evidence, *log, *router]
 
     def version(self) -> str:
-        """A digest of the package: another one needs another process."""
-        digest = hashlib.sha256()
+        """A digest of the package and the command: others need another process."""
+        digest = hashlib.sha256(" ".join(self.command()).encode())
         for path in sorted(Path(self.package).rglob("*.py")):
             digest.update(f"{path.relative_to(self.package)}\n".encode() + path.read_bytes())
         return digest.hexdigest()[:16]
@@ -98,12 +100,16 @@ def _keep_unit(watcher: Watcher, check_mode: bool) -> list[str]:
     if not check_mode:
         path.write_text(text)
         for arguments in (["daemon-reload"], ["enable", path.name], ["restart", path.name]):
-            outcome = run_bounded([*watcher.systemctl, *arguments], _SYSTEMCTL_SECONDS)
-            if outcome.problem is not None:
-                raise WatcherError(f"the unit {path.name} can't be started: {outcome.problem}")
+            _systemctl(watcher, *arguments)
     return [
         f"unit {path.name}: {'content differs, written and restarted' if differs else 'not running, started'}"
     ]
+
+
+def _systemctl(watcher: Watcher, *arguments: str) -> None:
+    outcome = run_bounded([*watcher.systemctl, *arguments], _SYSTEMCTL_SECONDS)
+    if outcome.problem is not None:
+        raise WatcherError(f"the unit of {watcher.name} can't be started or stopped: {outcome.problem}")
 
 
 def _keep_process(watcher: Watcher, check_mode: bool) -> list[str]:
@@ -115,7 +121,8 @@ def _keep_process(watcher: Watcher, check_mode: bool) -> list[str]:
         if record is not None and alive:
             _stop(int(record["pid"]))
         _start(watcher)
-    return [f"process {watcher.name}: {'package differs, restarted' if alive else 'not running, started'}"]
+    why = "package or command differs, restarted" if alive else "not running, started"
+    return [f"process {watcher.name}: {why}"]
 
 
 def _record_path(watcher: Watcher) -> Path:
@@ -181,9 +188,38 @@ def _stop(pid: int) -> None:
         time.sleep(0.05)
 
 
-def stop(watcher: Watcher) -> None:
-    """End a plain process that this record belongs to."""
+def stop(watcher: Watcher, check_mode: bool) -> list[str]:
+    """End it and take its unit away; sentences on what was (in check mode, would be) done.
+
+    Raises WatcherError.
+    """
+    try:
+        return [*_stop_unit(watcher, check_mode), *_stop_process(watcher, check_mode)]
+    except OSError as error:
+        raise WatcherError(
+            f"the watcher {watcher.name} can't be stopped ({error.strerror}: {error.filename}): "
+            "the play needs `become: true`"
+        ) from error
+
+
+def _stop_unit(watcher: Watcher, check_mode: bool) -> list[str]:
+    path = Path(watcher.units) / f"{watcher.name}.service"
+    if not path.is_file():
+        return []
+    if not check_mode:
+        if Path(watcher.run_systemd).is_dir():
+            _systemctl(watcher, "disable", "--now", path.name)
+        path.unlink()
+        if Path(watcher.run_systemd).is_dir():
+            _systemctl(watcher, "daemon-reload")
+    return [f"unit {path.name}: stopped and removed"]
+
+
+def _stop_process(watcher: Watcher, check_mode: bool) -> list[str]:
     record = _read_record(watcher)
-    if record is not None and _start_of(int(record["pid"])) == record["started"]:
-        _stop(int(record["pid"]))
-    _record_path(watcher).unlink(missing_ok=True)
+    alive = record is not None and _start_of(int(record["pid"])) == record["started"]
+    if not check_mode:
+        if record is not None and alive:
+            _stop(int(record["pid"]))
+        _record_path(watcher).unlink(missing_ok=True)
+    return [f"process {watcher.name}: stopped"] if alive else []

@@ -36,6 +36,9 @@ class Setting:
     rehash: bool
     timeout_seconds: float
     io_timeout_seconds: int
+    allow: Sequence[str] = ()
+    # Where the files of the one folder lie until they are put in their place; empty: they are there.
+    staged: str = ""
     docker: Sequence[str] = ("docker",)
 
 
@@ -55,22 +58,32 @@ def needs(folders: Sequence[str], setting: Setting) -> list[Need]:
     """
     found = documents(setting.evidence, "weights", [])
     newest = {str(model_of(document)): document for document in newest_of_each(found, model_of)}
-    return [_need(os.path.normpath(Path(folder).absolute()), newest, setting.rehash) for folder in folders]
+    return [_need(os.path.normpath(Path(folder).absolute()), newest, setting) for folder in folders]
 
 
-def _need(folder: str, newest: Mapping[str, Json], rehash: bool) -> Need:
+def _need(folder: str, newest: Mapping[str, Json], setting: Setting) -> Need:
     document = newest.get(folder)
     if document is None:
         return Need(folder, ("it was not probed yet",), None)
-    if rehash:
+    if setting.rehash:
         return Need(folder, ("all of it is to be read again (gpu_diag_rehash)",), document)
-    reasons = bounded(partial(_reasons, folder, document), _FILE_SYSTEM_SECONDS)
+    if _allowed(document) != sorted(set(setting.allow)):
+        return Need(
+            folder, ("other tensors may hold infinities or scales of zero (gpu_diag_allow)",), document
+        )
+    reasons = bounded(partial(_reasons, setting.staged or folder, document), _FILE_SYSTEM_SECONDS)
     if reasons is None:
         raise ProbeError(
             f"the file system of the model folder {folder} did not answer within {_FILE_SYSTEM_SECONDS:g} s: "
             "gpu_diag_models names it"
         )
     return Need(folder, tuple(reasons), document)
+
+
+def _allowed(document: Json) -> list[str]:
+    details = document.get("details")
+    allowed = details.get("allowed") if isinstance(details, dict) else None
+    return sorted(map(str, allowed)) if isinstance(allowed, list) else []
 
 
 def _reasons(folder: str, document: Json) -> list[str]:
@@ -111,7 +124,7 @@ def command(folder: str, setting: Setting, image_id: str) -> list[str]:
     evidence = str(Path(setting.evidence))
     volumes = [
         f"type=bind,source={setting.package},target={_PACKAGE_IN_CONTAINER},readonly",
-        *(f"type=bind,source={path},target={path},readonly" for path in mounts(folder)),
+        *_model_volumes(folder, setting),
         f"type=bind,source={evidence},target={evidence}",
     ]
     return [
@@ -125,8 +138,15 @@ def command(folder: str, setting: Setting, image_id: str) -> list[str]:
         *(part for volume in volumes for part in ("--mount", volume)),
         "--entrypoint", "python3", image_id,
         "-m", "gpu_diag", "weights", "--json", "--evidence", evidence,
-        "--io-timeout", str(setting.io_timeout_seconds), *(["--rehash"] if setting.rehash else []), folder,
+        "--io-timeout", str(setting.io_timeout_seconds), *(["--rehash"] if setting.rehash else []),
+        *(f"--allow={pattern}" for pattern in setting.allow), "--", folder,
     ]  # fmt: skip
+
+
+def _model_volumes(folder: str, setting: Setting) -> list[str]:
+    if setting.staged:
+        return [f"type=bind,source={setting.staged},target={folder},readonly"]
+    return [f"type=bind,source={path},target={path},readonly" for path in mounts(folder)]
 
 
 def image_id(setting: Setting) -> str:
@@ -149,8 +169,10 @@ def image_id(setting: Setting) -> str:
 
 def probe(folder: str, setting: Setting, image: str) -> Json:
     """Probe one folder; its evidence document. Raises ProbeError with a sentence where there is none."""
-    if not Path(folder).is_dir():
-        raise ProbeError(f"the model folder {folder} is not there: gpu_diag_models names it")
+    if not Path(setting.staged or folder).is_dir():
+        raise ProbeError(
+            f"the model folder {setting.staged or folder} is not there: gpu_diag_models names it"
+        )
     try:
         Path(setting.evidence).mkdir(parents=True, exist_ok=True)
         line = command(folder, setting, image)

@@ -3,12 +3,15 @@
 Each stage starts from the declaration and from a fresh look at the box. Nothing of a plan is kept in a
 variable, on the controller or on the box, so there is nothing that an extra variable, a tag or a hand-edited
 file could replace. What decides is the package `frontdoor_plan`; this file only fetches and passes on.
+
+An earlier release is a declaration like any other: it is planned anew, on what the box is like today.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,12 @@ if _PACKAGES not in sys.path:  # an action plugin can't import a role's module_u
     sys.path.insert(0, _PACKAGES)
 
 import frontdoor_plan as planner  # noqa: E402
+import frontdoor_releases as releases  # noqa: E402
 from frontdoor_plan import deployment  # noqa: E402
 from frontdoor_plan.rules.host import needed_ports  # noqa: E402
 
-_STAGES = ("declaration", "safety", "plan", "router", "engines")
+_STAGES = ("declaration", "safety", "plan", "router", "engines", "rollback_target", "rollback")
+_RELEASE_VARIABLE = "vllm_service_release"
 _UNTOUCHED = "This step changed nothing, and what runs goes on running."
 
 
@@ -40,12 +45,44 @@ class _StopError(Exception):
         self.result = {"failed": True, "msg": message, **(details or {})}
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """A declaration and the raw variables that it was read from."""
+
+    raw: Mapping[str, Any]
+    declaration: planner.Declaration
+
+    @property
+    def desired(self) -> planner.Desired:
+        return self.declaration.desired
+
+
+@dataclass(frozen=True)
+class _Store:
+    """The releases of the instance, and what its engines run with."""
+
+    intact: tuple[releases.Release, ...] = ()
+    problems: Mapping[int, str] | None = None
+    deployed: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A plan with its rendering, and the earlier release that what fails goes back to."""
+
+    wish: _Wish
+    plan: planner.Plan
+    rendering: planner.Rendering
+    earlier: deployment.Earlier | None = None
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]
     """Plans, and in the stages router and engines deploys what it has just planned."""
 
     _supports_check_mode = True
     _supports_async = False
     _requires_connection = True
+    _root: bool | None = None
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Carry one stage out. A refusal is a failed result with one message that lists all of them."""
@@ -71,30 +108,33 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "plan": self._show_plan,
             "router": self._deploy_router,
             "engines": self._deploy_engines,
+            "rollback_target": self._show_rollback_target,
+            "rollback": self._roll_back,
         }
         return stages[arguments["stage"]](task_vars)
 
     # ---------------------------------------------------------------------------------------------- stages
 
     def _check_declaration(self, task_vars: dict[str, Any]) -> dict[str, Any]:
-        declaration = self._declaration(task_vars)
-        desired, box = declaration.desired, self._box(declaration.desired, task_vars)
+        wish = self._wish(task_vars)
+        box = self._box([wish], task_vars)
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
         evidence = planner.evidence_from_box(box)
-        _refuse(planner.merged(declaration, planner.check_declaration(desired, discovered, evidence)))
-        names = ", ".join(service.name for service in desired.services)
+        refusals = planner.check_declaration(wish.desired, discovered, evidence)
+        _refuse(planner.merged(wish.declaration, refusals))
+        names = ", ".join(service.name for service in wish.desired.services)
         return {
             "changed": False,
             "msg": f"The declaration of the services {names} can be planned.",
-            "model_folders": sorted({service.path for service in desired.services}),
-            "probes": sorted({*desired.probes, *planner.probes_needed(desired, discovered)}),
-            "cpu_devices": max(desired.cpu_shares, planner.cpu_devices_needed(desired, discovered)),
+            "model_folders": _model_folders(wish),
+            "probes": sorted({*wish.desired.probes, *planner.probes_needed(wish.desired, discovered)}),
+            "cpu_devices": max(wish.desired.cpu_shares, planner.cpu_devices_needed(wish.desired, discovered)),
         }
 
     def _stop_unsafe(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         """Engines on what failed its test go down, also when there is no plan to put in their place."""
-        desired = self._declaration(task_vars).desired
-        box = self._box(desired, task_vars)
+        wish = self._wish(task_vars)
+        desired, box = wish.desired, self._box([wish], task_vars)
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
         unsafe = planner.engines_to_stop(
             desired, discovered, planner.evidence_from_box(box), box["containers"]
@@ -105,29 +145,47 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return self._run_module("vllm_service_stop", question, task_vars)
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
-        plan, _ = self._plan(task_vars)
-        return {"changed": False, "plan": planner.plan_table(plan)}
+        work = self._work(self._wish(task_vars), None, task_vars)
+        return {"changed": False, "plan": planner.plan_table(work.plan)}
 
     def _deploy_router(self, task_vars: dict[str, Any]) -> dict[str, Any]:
-        plan, desired = self._plan(task_vars)
-        rendering = planner.render(plan, _role_file("launcher.py"))
-        return self._converge(deployment.router(plan, rendering, desired), task_vars)
+        wish = self._wish(task_vars)
+        return self._converge_router(self._work(wish, self._newest(wish, task_vars), task_vars), task_vars)
 
     def _deploy_engines(self, task_vars: dict[str, Any]) -> dict[str, Any]:
-        plan, desired = self._plan(task_vars)
-        rendering = planner.render(plan, _role_file("launcher.py"))
-        cleared = self._clear(plan, desired, task_vars)
-        result = self._converge(deployment.engines(plan, rendering, desired), task_vars)
+        wish = self._wish(task_vars)
+        work = self._work(wish, self._newest(wish, task_vars), task_vars)
+        cleared = self._clear(work.plan, wish.desired, task_vars)
+        result = self._converge_engines(work, task_vars)
+        kept = self._keep_release(work, None, task_vars)
+        return {**result, **_together(cleared, result, kept), **_for_people(work.plan)}
+
+    def _show_rollback_target(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        now = self._wish(task_vars)
+        target = self._rollback_target(now, self._releases(now, task_vars), task_vars)
         return {
-            **result,
-            "changed": bool(result.get("changed") or cleared),
-            "changes": [*cleared, *(result.get("changes") or [])],
-            "endpoint": planner.endpoint(plan),
-            "services": planner.questions(plan),
-            "usage": planner.usage_lines(plan),
+            "changed": False,
+            "msg": f"Going back to {releases.description(target)}.",
+            "model_folders": _model_folders(self._wish_of(target, now)),
+            "image": target.content.images["engine"]["id"],
         }
 
-    def _clear(self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]) -> list[str]:
+    def _roll_back(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        now = self._wish(task_vars)
+        store = self._releases(now, task_vars)
+        target = self._rollback_target(now, store, task_vars)
+        newest = store.intact[-1] if store.intact else None
+        work = self._work(self._wish_of(target, now), newest, task_vars)
+        router = self._converge_router(work, task_vars)
+        cleared = self._clear(work.plan, work.wish.desired, task_vars)
+        engines = self._converge_engines(work, task_vars)
+        kept = self._keep_release(work, target.number, task_vars)
+        said = {"went_back": f"What runs now is {releases.description(target)}."}
+        return {**engines, **_together(router, cleared, engines, kept), **_for_people(work.plan), **said}
+
+    def _clear(
+        self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]
+    ) -> dict[str, Any]:
         """Engines wait for the word that this boot was tested: given now, and by a unit at each boot."""
         question = deployment.clearance(plan, desired, _role_file("clearance.py").decode("utf-8"))
         answer = self._run_module("vllm_service_clearance", question, task_vars)
@@ -136,22 +194,75 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raise _StopError(
                 f"Engines would not be cleared for this boot: {'; '.join(problems)} {_UNTOUCHED}"
             )
-        return [str(change) for change in answer.get("changes") or ()]
+        return {"changed": bool(answer.get("changed")), "changes": list(answer.get("changes") or ())}
+
+    # -------------------------------------------------------------------------------------------- releases
+
+    def _newest(self, wish: _Wish, task_vars: dict[str, Any]) -> releases.Release | None:
+        """The release that what fails goes back to. Where the box can't be asked, the plan will say so."""
+        store = self._releases(wish, task_vars)
+        return store.intact[-1] if store.intact else None
+
+    def _releases(self, wish: _Wish, task_vars: dict[str, Any]) -> _Store:
+        answer = _plain(self._run_module("vllm_service_releases", _place(wish.desired), task_vars))
+        return _Store(
+            intact=tuple(releases.from_document(document) for document in answer["releases"]),
+            problems={int(number): words for number, words in answer["problems"].items()},
+            deployed=answer["deployed"],
+        )
+
+    def _rollback_target(self, now: _Wish, store: _Store, task_vars: dict[str, Any]) -> releases.Release:
+        raw = {**self._role_defaults(), **task_vars}.get(_RELEASE_VARIABLE)
+        try:
+            number = int(str(self._templar.copy_with_new_env(available_variables=task_vars).template(raw)))
+            wanted = number if number > 0 else None
+            return releases.rollback_target(store.intact, store.problems or {}, store.deployed or {}, wanted)
+        except ValueError:
+            raise _StopError(
+                f"{_RELEASE_VARIABLE} is {raw!r}, but must be the number of a release, or 0. {_UNTOUCHED}"
+            ) from None
+        except releases.ReleaseError as error:
+            raise _StopError(f"{error} {_UNTOUCHED}") from None
+
+    def _wish_of(self, release: releases.Release, now: _Wish) -> _Wish:
+        raw = planner.declaration_of_release(release.content.variables, release.content.images, now.raw)
+        return _Wish(raw, planner.parse(raw, _documented_variables()))
+
+    def _keep_release(self, work: _Work, back_to: int | None, task_vars: dict[str, Any]) -> dict[str, Any]:
+        parameters = {
+            **_place(work.wish.desired),
+            "content": planner.release_content(work.wish.raw, work.plan, work.rendering),
+            "files": planner.release_files(work.rendering),
+            "back_to": back_to,
+        }
+        return self._run_module("vllm_service_releases", parameters, task_vars)
 
     # ------------------------------------------------------------------------------------------- gathering
 
-    def _plan(self, task_vars: dict[str, Any]) -> tuple[planner.Plan, planner.Desired]:
-        declaration = self._declaration(task_vars)
-        box = self._box(declaration.desired, task_vars)
+    def _work(self, wish: _Wish, release: releases.Release | None, task_vars: dict[str, Any]) -> _Work:
+        """Plan and render, or stop with all refusals. The earlier release is planned on the same facts."""
+        before = None if release is None else self._wish_of(release, wish)
+        box = self._box([wish] if before is None else [wish, before], task_vars)
+        plan = self._outcome(wish, box)
+        if isinstance(plan, list):
+            raise _refused(plan)
+        self._ask_image(plan, wish.desired, task_vars)
+        rendering = planner.render(plan, _role_file("launcher.py"))
+        earlier = None
+        if before is not None and release is not None:
+            possible = self._outcome(before, box)
+            if not isinstance(possible, list):
+                earlier = deployment.Earlier(
+                    release.name, planner.render(possible, _role_file("launcher.py"))
+                )
+        return _Work(wish, plan, rendering, earlier)
+
+    def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
         evidence = planner.evidence_from_box(box)
         if self._task.check_mode:
-            discovered, evidence = planner.predict(declaration.desired, discovered, evidence)
-        outcome = planner.plan_declaration(declaration, discovered, evidence)
-        if isinstance(outcome, list):
-            raise _refused(outcome)
-        self._ask_image(outcome, declaration.desired, task_vars)
-        return outcome, declaration.desired
+            discovered, evidence = planner.predict(wish.desired, discovered, evidence)
+        return planner.plan_declaration(wish.declaration, discovered, evidence)
 
     def _ask_image(self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]) -> None:
         """The image's own parser reads each command. An image that isn't there yet can't be asked."""
@@ -170,7 +281,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raise _StopError("The module vllm_service_arguments answered without the image's answer.")
         _refuse(planner.check_answer(plan, answer))
 
-    def _declaration(self, task_vars: dict[str, Any]) -> planner.Declaration:
+    def _wish(self, task_vars: dict[str, Any]) -> _Wish:
         unreadable: list[planner.Refusal] = []
         raw: dict[str, Any] = {}
         variables = {**self._role_defaults(), **task_vars}
@@ -183,7 +294,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 except AnsibleError as error:
                     unreadable.append(_not_evaluated(name, error))
         found = planner.parse(raw, _documented_variables())
-        return planner.Declaration(found.desired, (*unreadable, *found.refusals))
+        return _Wish(raw, planner.Declaration(found.desired, (*unreadable, *found.refusals)))
 
     def _role_defaults(self) -> dict[str, Any]:
         """The defaults of all roles here: what is planned doesn't depend on what a play imports."""
@@ -192,27 +303,42 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             defaults |= self._loader.load_from_file(str(path), trusted_as_template=True) or {}
         return defaults
 
-    def _box(self, desired: planner.Desired, task_vars: dict[str, Any]) -> Mapping[str, Any]:
+    def _box(self, wishes: Sequence[_Wish], task_vars: dict[str, Any]) -> Mapping[str, Any]:
         _make_box_facts_known()
+        desired = [wish.desired for wish in wishes]
+        images = {reference for one in desired for reference in (one.image, one.router.image) if reference}
+        paths = {service.path for one in desired for service in one.services if service.path.startswith("/")}
         question = {
-            "docker_host": desired.docker_host,
-            "images": sorted({reference for reference in (desired.image, desired.router.image) if reference}),
-            "paths": sorted({service.path for service in desired.services if service.path.startswith("/")}),
-            "ports": sorted(needed_ports(desired)),
-            "evidence": desired.instance.evidence,
-            "instance": desired.instance.name,
+            "docker_host": desired[0].docker_host,
+            "images": sorted(images),
+            "paths": sorted(paths),
+            "ports": sorted({port for one in desired for port in needed_ports(one)}),
+            "evidence": desired[0].instance.evidence,
+            "instance": desired[0].instance.name,
         }
         answer = self._run_module("gpu_diag_box_facts", question, task_vars)
         box = _plain(answer.get("box"))
         if not isinstance(box, dict):
             raise _StopError("The module gpu_diag_box_facts answered without facts of the box.")
-        folders = {"folders": question["paths"], "calibration": desired.instance.calibration}
+        folders = {"folders": question["paths"], "calibration": desired[0].instance.calibration}
         found = self._run_module("vllm_service_facts", folders, task_vars)
         return {**box, "models": _plain(found.get("models")), "calibration": _plain(found.get("calibration"))}
 
     def _is_root(self) -> bool:
-        answer = self._low_level_execute_command("id -u")
-        return bool(answer["rc"] == 0 and answer["stdout"].strip() == "0")
+        if self._root is None:
+            answer = self._low_level_execute_command("id -u")
+            self._root = bool(answer["rc"] == 0 and answer["stdout"].strip() == "0")
+        return self._root
+
+    # ------------------------------------------------------------------------------------------- deploying
+
+    def _converge_router(self, work: _Work, task_vars: dict[str, Any]) -> dict[str, Any]:
+        parameters = deployment.router(work.plan, work.rendering, work.wish.desired, work.earlier)
+        return self._converge(parameters, task_vars)
+
+    def _converge_engines(self, work: _Work, task_vars: dict[str, Any]) -> dict[str, Any]:
+        parameters = deployment.engines(work.plan, work.rendering, work.wish.desired, work.earlier)
+        return self._converge(parameters, task_vars)
 
     def _converge(self, parameters: Mapping[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         return self._run_module("vllm_service_converge", parameters, task_vars)
@@ -226,8 +352,40 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result.pop("invocation", None)  # it would repeat the environments of engines, which may hold secrets
         if result.get("failed"):
             message = str(result.get("msg") or f"The module {name} failed without saying why.")
-            raise _StopError(message, {key: result[key] for key in ("changed", "changes") if key in result})
+            kept = ("changed", "changes", "proofs")
+            raise _StopError(message, {key: result[key] for key in kept if key in result})
         return result
+
+
+def _place(desired: planner.Desired) -> dict[str, Any]:
+    """Where the releases of an instance are, as the module vllm_service_releases wants to know it."""
+    instance = desired.instance
+    return {
+        "root": instance.root,
+        "state": instance.state,
+        "project": instance.engines_project,
+        "docker_host": desired.docker_host,
+    }
+
+
+def _together(*results: Mapping[str, Any]) -> dict[str, Any]:
+    """What several modules changed, as one result."""
+    return {
+        "changed": any(result["changed"] for result in results),
+        "changes": [change for result in results for change in result["changes"]],
+    }
+
+
+def _for_people(plan: planner.Plan) -> dict[str, Any]:
+    return {
+        "endpoint": planner.endpoint(plan),
+        "services": planner.questions(plan),
+        "usage": planner.usage_lines(plan),
+    }
+
+
+def _model_folders(wish: _Wish) -> list[str]:
+    return sorted({service.path for service in wish.desired.services})
 
 
 def _refuse(refusals: list[planner.Refusal]) -> None:

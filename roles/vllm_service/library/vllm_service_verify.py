@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+import ssl
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -43,6 +45,14 @@ options:
         type: str
         choices: [generate, embed, rerank]
         required: true
+  api_key:
+    description: The key to present, where the front door asks for one.
+    type: str
+    default: ""
+  certificate:
+    description: The PEM text of the certificate that the front door has to show, whatever name it is for.
+    type: str
+    default: ""
   timeout_seconds:
     description: How long one service may take to answer, waking included.
     type: int
@@ -78,6 +88,37 @@ LONGEST_PAUSE_SECONDS = 10.0
 
 class VerificationError(Exception):
     """Why a service could not be verified: one sentence."""
+
+
+class KeyNeededError(Exception):
+    """The front door asks for a key, and none was given."""
+
+
+@dataclass(frozen=True)
+class FrontDoor:
+    """Where to ask, and what to show and expect there."""
+
+    endpoint: str
+    api_key: str = ""
+    certificate: str = ""
+
+    def request(self, path: str, body: bytes) -> urllib.request.Request:
+        """A POST as any client would send it."""
+        headers = {"Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        return urllib.request.Request(self.endpoint + path, data=body, headers=headers)
+
+    def context(self) -> ssl.SSLContext | None:
+        """Trusts this very certificate and no other. The box is asked as 127.0.0.1, so its name can't be
+        checked."""
+        if not self.certificate:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(cadata=self.certificate)
+        return context
 
 
 def question(service: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -139,18 +180,24 @@ def read_answer(task: str, answer: dict[str, Any]) -> str:
         raise VerificationError(f"its answer has not the expected form ({form})") from error
 
 
-def post(url: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """The JSON answer to a POST; waits as told by 503 answers until the (monotonic) deadline."""
+def post(door: FrontDoor, path: str, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """The JSON answer to a POST; waits as told by 503 answers until the (monotonic) deadline.
+
+    Raises VerificationError, or KeyNeededError where a key is asked for that nobody gave.
+    """
     data = json.dumps(body).encode()
+    context = door.context()
     last = "no answer"
     while (remaining := deadline - time.monotonic()) > 0:
-        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+        request = door.request(path, data)
         try:
-            with urllib.request.urlopen(request, timeout=remaining) as response:
+            with urllib.request.urlopen(request, timeout=remaining, context=context) as response:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:
             text = error.read(10_000).decode(errors="replace")
+            if error.code == 401 and not door.api_key:
+                raise KeyNeededError from error
             if error.code != 503:
                 raise VerificationError(f"it answers {error.code}: {text[:300]}") from error
             last = f"503: {text[:300]}"
@@ -179,27 +226,45 @@ def main() -> None:
                     "task": {"type": "str", "required": True, "choices": ["generate", "embed", "rerank"]},
                 },
             },
+            "api_key": {"type": "str", "default": "", "no_log": True},
+            "certificate": {"type": "str", "default": ""},
             "timeout_seconds": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
     )
     if module.check_mode:
         module.exit_json(changed=False, answers={}, said=[], msg="Not asked: this run changes nothing.")
+    try:
+        ask_all(module)
+    except ssl.SSLError as error:
+        module.fail_json(msg=f"The certificate to expect (router_tls_certificate) can't be used: {error}")
+
+
+def ask_all(module: AnsibleModule) -> None:
+    """Ask every service, and end the module with the answers or with all problems."""
+    given = module.params
+    door = FrontDoor(given["endpoint"], given["api_key"], given["certificate"])
     answers: dict[str, str] = {}
+    unasked: list[str] = []
     problems: list[str] = []
     for service in module.params["services"]:
         path, body = question(service)
         deadline = time.monotonic() + module.params["timeout_seconds"]
         try:
-            answers[service["name"]] = read_answer(
-                service["task"], post(module.params["endpoint"] + path, body, deadline)
-            )
+            answers[service["name"]] = read_answer(service["task"], post(door, path, body, deadline))
+        except KeyNeededError:
+            unasked.append(service["name"])
         except VerificationError as error:
             problems.append(f"The service '{service['name']}' does not work through the front door: {error}.")
     if problems:
         problems.append("Look at the logs: docker logs of the service's container and of the router's.")
         module.fail_json(msg="\n".join(problems), answers=answers)
     said = [f"{name} answers: {answer}" for name, answer in answers.items()]
+    if unasked:
+        said.append(
+            f"Not asked through the front door: {', '.join(unasked)}. It wants a key, and this run knows "
+            "only digests; set vllm_service_verify_key to one of them."
+        )
     module.exit_json(changed=False, answers=answers, said=said)
 
 

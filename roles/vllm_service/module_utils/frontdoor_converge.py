@@ -44,7 +44,8 @@ EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
 class DesiredPath:
     """A file, secret or directory as it has to be. `name` is what people read, `path` is absolute.
 
-    `digest` is the sha256 of a file's content; secrets and directories have none.
+    `digest` is the sha256 of a file's content; secrets and directories have none. A file that is written
+    `once` belongs to another project, which keeps it right: here it only has to be there.
     """
 
     kind: Literal["file", "directory", "secret"]
@@ -54,6 +55,7 @@ class DesiredPath:
     uid: int
     gid: int
     digest: str | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class DesiredReload:
 
 @dataclass(frozen=True)
 class Desired:
-    """Everything one run has to make true."""
+    """Everything one run has to make true. With `proves`, the router proves what was started."""
 
     project: str
     instance: str
@@ -110,6 +112,7 @@ class Desired:
     services: tuple[DesiredService, ...] = ()
     networks: tuple[DesiredNetwork, ...] = ()
     reload: DesiredReload | None = None
+    proves: bool = False
 
 
 # ------------------------------------------------------------------------------------------------ the As-Is
@@ -174,11 +177,12 @@ class RecordedContainer:
 
 @dataclass(frozen=True)
 class Record:
-    """What earlier runs deployed for this project."""
+    """What earlier runs deployed for this project; `unproven` are services started and not proven since."""
 
     services: Mapping[str, RecordedContainer] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     reload_pending: bool = False
+    unproven: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -285,6 +289,13 @@ class UnpauseContainer(Change):
 class StartContainer(Change):
     service: str
     container: str
+
+
+@dataclass(frozen=True)
+class ProveService(Change):
+    """It runs already, but an earlier run didn't come to its proof."""
+
+    service: str
 
 
 @dataclass(frozen=True)
@@ -499,7 +510,8 @@ def record_from_document(document: Any) -> Record:
             )
             for name, entry in document["services"].items()
         }
-        return Record(services, tuple(document["files"]), bool(document["reload_pending"]))
+        unproven = tuple(document.get("unproven", ()))  # records from before there were proofs have none
+        return Record(services, tuple(document["files"]), bool(document["reload_pending"]), unproven)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"incomplete record: {error}") from error
 
@@ -511,6 +523,7 @@ def record_to_document(record: Record, project: str) -> dict[str, Any]:
         "project": project,
         "files": sorted(record.files),
         "reload_pending": record.reload_pending,
+        "unproven": sorted(record.unproven),
         "services": {
             name: {
                 "definition": entry.definition,
@@ -524,9 +537,17 @@ def record_to_document(record: Record, project: str) -> dict[str, Any]:
 
 
 def next_record(
-    desired: Desired, observed: Observed, changes: Iterable[Change], *, reload_pending: bool
+    desired: Desired,
+    observed: Observed,
+    changes: Iterable[Change],
+    *,
+    reload_pending: bool,
+    unproven: Iterable[str] = (),
 ) -> Record:
-    """The record after the changes: what was created or adopted is described anew, the rest as before."""
+    """The record after the changes: what was created or adopted is described anew, the rest as before.
+
+    A container is recorded by its own definition, which is an earlier one where a service went back.
+    """
     anew = {change.service for change in changes if isinstance(change, CreateContainer)}
     services = {}
     for service in desired.services:
@@ -534,13 +555,12 @@ def next_record(
         known = observed.record.services.get(service.name)
         if container is None:
             continue
-        if known is None or service.name in anew or known.definition != service.definition:
-            known = RecordedContainer(
-                service.definition, service.environment, container.fingerprint, observed.engine
-            )
+        definition = container.labels.get(LABEL_DEFINITION)
+        if known is None or service.name in anew or known.definition != definition:
+            known = RecordedContainer(definition, service.environment, container.fingerprint, observed.engine)
         services[service.name] = known
     files = tuple(path.name for path in desired.paths if path.kind == "file")
-    return Record(services, files, reload_pending)
+    return Record(services, files, reload_pending, tuple(sorted(unproven)))
 
 
 # ------------------------------------------------------------------------------------------------ comparing
@@ -647,6 +667,7 @@ def plan_changes(desired: Desired, observed: Observed) -> list[Change]:
         *_of(containers, ConnectNetwork),
         *_of(containers, UnpauseContainer),
         *_of(containers, StartContainer),
+        *_proofs(desired, observed, containers),
         *obsolete,
         *_adoptions(desired, observed, containers),
         *_reloads(desired, observed, [*paths, *obsolete], containers),
@@ -673,6 +694,8 @@ def _path_change(wanted: DesiredPath, seen: PathStatus) -> Change | None:
             return CreateSecret(f"{subject}: {reason}, created", wanted.path)
     elif seen.kind == "missing":
         return WriteFile(f"{subject}: missing, written", wanted.path)
+    elif wanted.once and seen.kind == "file":
+        return None
     elif seen.kind == "link":
         return WriteFile(f"{subject}: is a symbolic link, replaced by a file", wanted.path)
     elif seen.digest != wanted.digest:
@@ -886,6 +909,17 @@ def _adoptions(desired: Desired, observed: Observed, containers: list[Change]) -
         return []
     sentence = f"record of project {desired.project}: {', '.join(unknown)} missing, taken from the containers"
     return [AdoptContainers(sentence, unknown)]
+
+
+def _proofs(desired: Desired, observed: Observed, containers: list[Change]) -> list[Change]:
+    started = {c.service for c in containers if isinstance(c, (CreateContainer, StartContainer))}
+    if not desired.proves:
+        return []
+    return [
+        ProveService(f"container {service.container}: not proven by an earlier run, proven", service.name)
+        for service in desired.services
+        if service.name in observed.record.unproven and service.name not in started
+    ]
 
 
 def _is_recorded(service: DesiredService, record: Record) -> bool:

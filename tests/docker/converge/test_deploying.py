@@ -272,9 +272,11 @@ def test_two_runs_at_once(fresh_box: Box) -> None:
         time.sleep(0.05)
     refused = fresh_box.run()
     holder = json.loads(lock.read_text())
-    assert refused["failed"] and refused["msg"] == (
-        f"{fresh_box.root}: another run deploys this instance: process {holder['pid']} "
-        f"of user {holder['user']} since {holder['since']}; wait for it to end, then run again"
+    assert refused["failed"] and re.fullmatch(
+        rf"{fresh_box.root}: another run deploys this instance: process {holder['pid']} "
+        rf"of user {holder['user']} since {re.escape(holder['since'])}, for \d+ s; "
+        "wait for it to end, then run again",
+        refused["msg"],
     )
     assert holder["pid"] == first.pid
     output, _ = first.communicate(timeout=60)
@@ -336,7 +338,7 @@ class Router:
                 pass
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/admin/reload"
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
@@ -369,9 +371,8 @@ def test_the_router_is_told_of_a_changed_registry(fresh_box: Box) -> None:
     (fresh_box.root / "registry/registry.json").write_text("forged")
     router.status = 500
     failed = fresh_box.run()
-    assert failed["problems"] == [
-        f"router: could not be told to reload: {router.url} answered 500: the registry is no JSON"
-    ]
+    answer = f"{router.url}/admin/reload answered 500: the registry is no JSON"
+    assert failed["problems"] == [f"router: could not be told to reload: {answer}"]
     router.status = 200
     fresh_box.repair("router: an earlier reload did not succeed, reloaded")
     router.server.shutdown()

@@ -115,7 +115,8 @@ def test_words_through_torch_are_judged_by_the_owner(tmp_path: Path, fault: str,
 
 
 RUNTIME_MACHINE = """
-import ctypes, json, subprocess, sys
+import json, subprocess
+from gpu_diag.devices.cuda_library import load_library
 from gpu_diag.devices.cuda_runtime import CudaDevices
 from gpu_diag.devices.protocol import DeviceLostError, NoDevicesError
 from gpu_diag.p2p.plan import Step
@@ -125,39 +126,62 @@ from gpu_diag.p2p.words import Message
 subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", "/tmp/cudart.so", "/script/cudart.c"], check=True)
 found = {}
 try:
-    devices = CudaDevices(ctypes.CDLL("/tmp/cudart.so"), 4 << 20)
+    devices = CudaDevices(load_library("/tmp/cudart.so"), 4 << 20)
     found["slots"] = [device.pci_address for device in devices.devices]
+    found["untested"] = list(devices.untested())
     for how in (*devices.methods(), "staged"):
         message = Message(0x1234, 0, 1, 1000, 2_000_001, 1_000_003)
         result = run_step(devices, Step("one_way", how, (message,)), frozenset())
         (one,) = result.messages
         found[how] = [one.wrong, one.dropped, one.read_back_wrong, result.strays]
+    if "ipc" in devices.methods():
+        back = Message(0x1234, 1, 0, 9, 2_500_001, 700_001)
+        result = run_step(devices, Step("both_ways", "ipc", (message, back)), frozenset())
+        found["ipc both ways"] = [one.wrong for one in result.messages] + [result.strays]
 except (DeviceLostError, NoDevicesError) as error:
     found["error"] = str(error)
 print(json.dumps(found))
 """
-WORDS = 1_000_003
+WORDS, WORDS_BACK = 1_000_003, 700_001
+CLEAN = [0, 0, None, 0]
+
+
+def runtime_machine(folder: Path, fault: str) -> dict[str, Any]:
+    """What the probes find on the library in C with a fault."""
+    shutil.copy(Path(__file__).parent / "cudart.c", folder)
+    return dict(script(folder, RUNTIME_MACHINE, CUDART_FAULT=fault))
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected"),
+    ("fault", "expected", "expected_of_ipc"),
     [
-        ("none", [0, 0, None, 0]),
-        ("dropped", [WORDS, WORDS, WORDS, 0]),
-        ("mirror", [WORDS, WORDS, 0, 0]),
+        ("none", CLEAN, CLEAN),
+        ("dropped", [WORDS, WORDS, WORDS, 0], [WORDS, WORDS, WORDS, 0]),
+        ("mirror", [WORDS, WORDS, 0, 0], [WORDS, WORDS, 0, 0]),
+        # A consumer's own way fails where the driver's copies do not.
+        ("ipc_dropped", CLEAN, [WORDS, WORDS, WORDS, 0]),
     ],
 )
-def test_the_cuda_runtime_is_called_rightly_and_a_mirror_is_seen(
-    tmp_path: Path, fault: str, expected: list[Any]
+def test_the_cuda_runtime_is_called_rightly_and_faults_are_seen(
+    tmp_path: Path, fault: str, expected: list[Any], expected_of_ipc: list[Any]
 ) -> None:
-    shutil.copy(Path(__file__).parent / "cudart.c", tmp_path)
-    found = script(tmp_path, RUNTIME_MACHINE, CUDART_FAULT=fault)
-    assert found == {
+    both_ways = [0, 0, 0] if fault == "none" else [WORDS, WORDS_BACK, 0]
+    assert runtime_machine(tmp_path, fault) == {
         "slots": ["0000:3d:00.0", "0000:3e:00.0"],
+        "untested": [],
         "copy_engine": expected,
         "pull": expected,
-        "staged": [0, 0, None, 0],
+        "ipc": expected_of_ipc,
+        "staged": CLEAN,
+        "ipc both ways": both_ways,
     }
+
+
+def test_memory_that_no_other_process_may_open_is_said_to_be_untested(tmp_path: Path) -> None:
+    found = runtime_machine(tmp_path, "ipc_refused")
+    (sentence,) = found["untested"]
+    assert "was not tested: cudaIpcGetMemHandle says 801: operation not supported" in sentence
+    assert "ipc" not in found and found["pull"] == CLEAN
 
 
 @pytest.mark.parametrize(
@@ -165,11 +189,11 @@ def test_the_cuda_runtime_is_called_rightly_and_a_mirror_is_seen(
     [
         ("lost", "cudaDeviceSynchronize says 46: the device is gone"),
         ("none_there", "the CUDA runtime sees no GPU: start the container with --gpus all"),
+        ("ipc_dies", "the process that copies for GPU 0 died"),
     ],
 )
 def test_errors_of_the_cuda_runtime_are_sentences(tmp_path: Path, fault: str, sentence: str) -> None:
-    shutil.copy(Path(__file__).parent / "cudart.c", tmp_path)
-    assert script(tmp_path, RUNTIME_MACHINE, CUDART_FAULT=fault)["error"] == sentence
+    assert runtime_machine(tmp_path, fault)["error"] == sentence
 
 
 def test_the_checks_of_a_device_catch_what_is_planted(tmp_path: Path) -> None:

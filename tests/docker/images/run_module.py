@@ -13,7 +13,7 @@ import ansible.module_utils
 from ansible.module_utils import basic
 
 ROLES = Path(__file__).parents[3] / "roles"
-NAMES = ("box_tools", "container_engine", "engine_image", "model_files")
+NAMES = ("box_tools", "bundle", "container_engine", "engine_image", "model_files")
 
 
 def main() -> None:

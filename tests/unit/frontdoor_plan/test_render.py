@@ -203,7 +203,9 @@ def test_the_router_reads_its_folders_and_has_no_docker_socket() -> None:
     router = _render().router.definition["services"]["router"]
     assert (router["network_mode"], router["user"], router["read_only"]) == ("host", "10810:10810", True)
     assert router["cap_drop"] == ["ALL"]
-    assert [volume["target"] for volume in router["volumes"]] == ["/registry", "/state", "/secrets"]
+    targets = [volume["target"] for volume in router["volumes"]]
+    assert targets == ["/registry", "/state", "/secrets", "/evidence"]
+    assert [volume["target"] for volume in router["volumes"] if not volume["read_only"]] == ["/state"]
     assert "docker.sock" not in str(router)
 
 
@@ -230,16 +232,41 @@ def test_the_two_projects_are_asked_for_apart() -> None:
         deployment.engines(plan, rendering, desired),
         deployment.router(plan, rendering, desired),
     )
-    paths = [file["path"] for file in [*engines["files"], *router["files"]]]
+    paths = [file["path"] for file in [*engines["files"], *router["files"]] if not file.get("once")]
     assert sorted(paths) == sorted(rendering.files)
+    # The router starts with the registry, and from then on it follows the containers.
+    assert [file["path"] for file in router["files"] if file.get("once")] == ["registry/registry.json"]
     assert engines["compose_file"] == "engines/compose.yml"
     assert router["compose_file"] == "router/compose.yml"
-    assert engines["reload"] is None
-    assert router["reload"] == {
-        "url": "http://127.0.0.1:8010/admin/reload",
+    admin = {
+        "url": "http://127.0.0.1:8010",
         "token_file": "/opt/vllm-frontdoor/default/secrets/admin-token",
-        "when_changed": "registry/",
     }
+    assert engines["reload"] == {**admin, "when_changed": "registry/"}
+    assert router["reload"] == {**admin, "when_changed": "secrets/"}
+    assert router["replacement"] is None
+    assert engines["replacement"] == {
+        **admin,
+        "registry": "registry/registry.json",
+        "waves": [list(wave) for wave in plan.waves],
+        "drain_seconds": 120,
+        "prove_seconds": 900,
+    }
+
+
+def test_an_earlier_release_goes_along_as_it_would_be_deployed_today() -> None:
+    plan, desired = planned(RAW, BOX), declared(RAW).desired
+    rendering = render(plan, LAUNCHER)
+    earlier = deployment.Earlier("release 3", rendering)
+    engines = deployment.engines(plan, rendering, desired, earlier)["previous"]
+    router = deployment.router(plan, rendering, desired, earlier)["previous"]
+    assert (engines["name"], engines["compose"]) == ("release 3", rendering.engines.definition)
+    assert {file["path"] for file in engines["files"]} == {
+        *(path for path in rendering.files if path.startswith("engines/")),
+        "registry/registry.json",
+    }
+    assert router["compose"] == rendering.router.definition
+    assert all(set(file) == {"path", "secret_content"} for file in [*engines["files"], *router["files"]])
 
 
 def test_environments_are_for_root_only_and_are_never_shown() -> None:

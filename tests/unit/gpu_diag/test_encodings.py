@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from gpu_diag.weights.encodings import (
     first_not_positive,
     name_of_value,
 )
-
-SCRATCH = np.empty(BLOCK_BYTES, np.uint8)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 # The dtypes that safetensors 0.8.0 reads.
 DTYPES_OF_THE_FORMAT = {
@@ -70,10 +71,11 @@ DECODERS: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize("dtype", DECODERS)
 def test_every_bit_pattern_is_judged_like_the_definition_does(dtype: str) -> None:
     encoding, decode = ENCODINGS[dtype], DECODERS[dtype]
-    for word in range(0, 2**encoding.bits, 1 if encoding.bits == 8 else 7):
+    for word in range(2**encoding.bits):
         value = decode(word)
         block = np.frombuffer(word.to_bytes(encoding.word_bytes, "little"), np.uint8)
-        assert (first_nonfinite(block, encoding, SCRATCH) == 0) is not math.isfinite(value), hex(word)
+        assert (first_nonfinite(block, encoding) == 0) is not math.isfinite(value), hex(word)
+        assert Screen(encoding, block).is_finite(encoding.word_bytes) is math.isfinite(value), hex(word)
         assert (first_nan(block, encoding) == 0) is math.isnan(value), hex(word)
         if math.isfinite(value):
             assert (first_not_positive(block, encoding) == 0) is (value <= 0), hex(word)
@@ -107,11 +109,11 @@ def test_one_planted_value_in_a_block_is_found_where_it_is(dtype: str, pattern: 
     block = np.full(BLOCK_BYTES, 0x11, np.uint8)
     count = BLOCK_BYTES // encoding.word_bytes
     index = {"first": 0, "middle": count // 2, "last": count - 1}[place]
-    assert first_nonfinite(block, encoding, SCRATCH) is None
+    assert first_nonfinite(block, encoding) is None
     at = index * encoding.word_bytes
     block[at : at + encoding.word_bytes] = np.frombuffer(bytes.fromhex(pattern), np.uint8)
-    assert first_nonfinite(block, encoding, SCRATCH) == index
-    screen = Screen(encoding, block, SCRATCH)
+    assert first_nonfinite(block, encoding) == index
+    screen = Screen(encoding, block)
     assert not screen.is_finite(BLOCK_BYTES)
     assert not screen.is_finite(at + encoding.word_bytes)
     block[at : at + encoding.word_bytes] = 0x11
@@ -121,7 +123,7 @@ def test_one_planted_value_in_a_block_is_found_where_it_is(dtype: str, pattern: 
 @pytest.mark.parametrize("dtype", sorted(DTYPES_OF_THE_FORMAT - set(NAN_AND_INF)))
 def test_integers_and_the_smallest_floats_are_always_finite(dtype: str) -> None:
     every_byte = np.arange(256, dtype=np.uint8)
-    assert first_nonfinite(every_byte, ENCODINGS[dtype], SCRATCH) is None
+    assert first_nonfinite(every_byte, ENCODINGS[dtype]) is None
     assert first_nan(every_byte, ENCODINGS[dtype]) is None
 
 
@@ -133,3 +135,23 @@ def test_zero_and_negative_scales_are_found(dtype: str) -> None:
         block = np.frombuffer(good * 3 + bad + good, np.uint8)
         assert first_not_positive(block, ENCODINGS[dtype]) == 3
     assert first_not_positive(np.frombuffer(good * 3, np.uint8), ENCODINGS[dtype]) is None
+
+
+IEEE: dict[str, tuple[Any, Any]] = {
+    "F32": (np.float32, np.uint32),
+    "F64": (np.float64, np.uint64),
+    "C64": (np.float32, np.uint32),
+}
+
+
+@pytest.mark.parametrize("dtype", IEEE)
+@given(st.integers(0, 2**64 - 1))
+@settings(max_examples=300, deadline=None)
+def test_wide_floats_are_judged_as_the_processor_does(dtype: str, bits: int) -> None:
+    float_, unsigned = IEEE[dtype]
+    for word in (bits, bits | 0x7FF0_0000_0000_0000, bits | 0x7F80_0000):
+        value = np.array([word & np.iinfo(unsigned).max], unsigned)
+        finite = bool(np.isfinite(value.view(float_)).all())
+        block = value.view(np.uint8)
+        assert Screen(ENCODINGS[dtype], block).is_finite(block.size) is finite
+        assert (first_nonfinite(block, ENCODINGS[dtype]) is None) is finite

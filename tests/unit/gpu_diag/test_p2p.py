@@ -4,10 +4,13 @@ gives."""
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import random
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jsonschema
@@ -15,10 +18,14 @@ import numpy as np
 import pytest
 from gpu_diag import cli
 from gpu_diag.devices.protocol import ARENA_WORDS
+from gpu_diag.devices.simulated import SimulatedDevices
 from gpu_diag.devices.simulation import simulation_names
 from gpu_diag.evidence import EvidenceStore, json_schema
+from gpu_diag.p2p import child, plan, probe, verdict, words
 from gpu_diag.p2p import classify as classify_module
-from gpu_diag.p2p import plan, probe, words
+from gpu_diag.p2p.verdict import Ending
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 TABLE: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "p2p_verdict_table.json").read_text())
 # Two GPUs are enough for most faults, and three times as fast.
@@ -103,43 +110,86 @@ def test_one_word_in_as_many_as_are_tested_is_found(capsys: Capture) -> None:
     assert 1 <= wrong <= document["details"]["words"] // tested + 1
 
 
-def nothing(*arguments: Any) -> Any:
-    return np.zeros(arguments[0].size if hasattr(arguments[0], "size") else arguments[1].size, np.bool_)
+def rules_of_the_classifier() -> dict[str, str]:
+    """The rules in ``classify``: the class that each gives, and the source of its statement."""
+    function = next(
+        node
+        for node in ast.parse(inspect.getsource(classify_module)).body
+        if isinstance(node, ast.FunctionDef) and node.name == "classify"
+    )
+    calls = [
+        statement
+        for statement in function.body
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Call)
+        and isinstance(statement.value.func, ast.Name)
+        and statement.value.func.id.startswith("take")
+    ]
+    return {ast.literal_eval(call.value.args[0]): ast.unparse(call) for call in calls}  # type: ignore[attr-defined]
 
 
-def no_pair(message: Any, fields: Any) -> Any:
-    return np.zeros(fields.nonce.size, np.bool_)
+def classifier_without(class_: str) -> Callable[..., Any]:
+    """The function ``classify`` as it is, with one rule taken out of its source."""
+    tree = ast.parse(inspect.getsource(classify_module))
+    statement = rules_of_the_classifier()[class_]
+    before = ast.unparse(tree)
+    assert before.count(statement) == 1
+    module = ModuleType("sabotaged")
+    sys.modules[module.__name__] = module
+    exec(before.replace(statement, "pass"), module.__dict__)
+    # What is found stays comparable with the rest of the package.
+    module.__dict__["Findings"] = classify_module.Findings
+    sabotaged: Callable[..., Any] = module.__dict__["classify"]
+    return sabotaged
 
 
-def no_translation(message: Any, positions: Any, fields: Any) -> Any:
-    return positions * 0, np.zeros(positions.size, np.bool_)
+# A row of the table that only the rule of this class gets right.
+ROW_OF_THE_RULE = {
+    "dropped": "dropped",
+    "zeroed": "zeroed",
+    "aborted": "all_ones",
+    "mistranslated": "wrong_source_page_64k",
+    "crosstalk": "crosstalk",
+    "bitflip": "bit_flips",
+    "stale": "stale",
+    "garbage": "garbage",
+}
 
 
-SABOTAGES: dict[str, tuple[str, Callable[..., Any] | Any]] = {
-    "mirror": ("read_back", None),
-    "dropped": ("guard_word", lambda *_: 1),
-    "all_ones": ("ALL_ONES", np.uint64(7)),
-    "wrong_source_page_64k": ("_translations", no_translation),
-    "crosstalk": ("_other_pair", no_pair),
-    "stale": ("_stale", nothing),
-    "bit_flips": ("bits_apart", lambda one, other: np.full(one.size, 64)),
-    "other_memory": ("classify_strays", lambda *_: classify_module.Findings()),
+def test_every_rule_of_the_classifier_has_its_sabotage() -> None:
+    assert set(rules_of_the_classifier()) == set(ROW_OF_THE_RULE)
+
+
+@pytest.mark.parametrize("class_", ROW_OF_THE_RULE)
+def test_the_table_catches_a_classifier_that_lacks_a_rule(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, class_: str
+) -> None:
+    monkeypatch.setattr(probe, "classify", classifier_without(class_))
+    fault = ROW_OF_THE_RULE[class_]
+    status, document = check(capsys, fault)
+    expected = {key: value for key, value in TABLE[fault].items() if key != "multiple_of"}
+    assert outcome(status, document) != expected
+
+
+def no_strays(*_: object) -> classify_module.Findings:
+    return classify_module.Findings()
+
+
+SABOTAGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
+    "mirror": (SimulatedDevices, "read_back", lambda *_: None),
+    "other_memory": (probe, "classify_strays", no_strays),
+    "host_memory": (probe, "classify_strays", no_strays),
+    "hang": (child, "_hang", lambda *_: Ending("completed")),
+    "no_peer_access": (SimulatedDevices, "peer_access", lambda *_: True),
+    "control_broken": (verdict, "_is_wrong", lambda *_: False),
 }
 
 
 @pytest.mark.parametrize("fault", SABOTAGES)
-def test_the_table_catches_a_classifier_that_lacks_a_rule(
+def test_the_table_catches_a_check_that_does_not_look_elsewhere(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    name, replacement = SABOTAGES[fault]
-    if name == "read_back":
-        from gpu_diag.devices.simulated import SimulatedDevices
-
-        monkeypatch.setattr(SimulatedDevices, name, lambda *_: None)
-    elif name == "classify_strays":
-        monkeypatch.setattr(probe, name, replacement)
-    else:
-        monkeypatch.setattr(classify_module, name, replacement)
+    monkeypatch.setattr(*SABOTAGES[fault])
     status, document = check(capsys, fault)
     assert outcome(status, document) != TABLE[fault]
 
@@ -230,7 +280,14 @@ def test_eight_gpus_fit_into_their_arenas() -> None:
 def test_nonces_are_far_from_each_other_and_from_all_complements() -> None:
     nonces = words.choose_nonces(random.Random(3))
     everything = np.array([*nonces, *(nonce ^ 0xFFFF for nonce in nonces)], np.uint64)
-    apart = np.bitwise_count(everything[:, None] ^ everything[None, :])
+    apart = words.bits_apart(everything[:, None], everything[None, :])
     np.fill_diagonal(apart, 64)
     assert apart.min() >= 4
     assert len(nonces) == 1023
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))
+@settings(max_examples=200, deadline=None)
+def test_bits_are_counted_as_python_counts_them(values: list[int]) -> None:
+    found = words.count_bits(np.array(values, np.uint64))
+    assert found.tolist() == [value.bit_count() for value in values]

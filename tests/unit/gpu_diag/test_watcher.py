@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import ansible.module_utils.gpu_diag_watcher_run as watcher_run
@@ -28,7 +29,7 @@ def watcher(tmp_path: Path, role: Path) -> Iterator[watcher_run.Watcher]:
         run_systemd=str(tmp_path / "no-systemd"),
     )
     yield found
-    watcher_run.stop(found)
+    watcher_run.stop(found, check_mode=False)
 
 
 def pid_of(watcher: watcher_run.Watcher) -> int:
@@ -49,9 +50,22 @@ def test_a_plain_process_is_started_left_alone_and_restarted(watcher: watcher_ru
     second = pid_of(watcher)
 
     (Path(watcher.package) / "gpu_diag" / "exits.py").open("a").write("\n")
-    assert watcher_run.keep(watcher, check_mode=False) == ["process watch: package differs, restarted"]
+    assert watcher_run.keep(watcher, check_mode=False) == [
+        "process watch: package or command differs, restarted"
+    ]
     assert pid_of(watcher) != second
     assert watcher_run.keep(watcher, check_mode=False) == []
+
+
+def test_a_plain_process_is_ended_once(watcher: watcher_run.Watcher) -> None:
+    watcher_run.keep(watcher, check_mode=False)
+    pid = pid_of(watcher)
+    assert watcher_run.stop(watcher, check_mode=True) == ["process watch: stopped"]
+    assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    assert watcher_run.stop(watcher, check_mode=False) == ["process watch: stopped"]
+    assert os.waitpid(pid, 0)[0] == pid
+    assert watcher_run.stop(watcher, check_mode=False) == []
+    assert not (Path(watcher.evidence) / "watcher.process").exists()
 
 
 def test_a_number_that_another_process_got_is_not_taken_for_the_watcher(watcher: watcher_run.Watcher) -> None:
@@ -105,3 +119,25 @@ def test_a_unit_is_written_enabled_and_restarted_when_it_differs(
     assert watcher_run.keep(unit, check_mode=False) == []
     active.unlink()
     assert watcher_run.keep(unit, check_mode=False) == ["unit watch.service: not running, started"]
+
+    assert watcher_run.stop(unit, check_mode=True) == ["unit watch.service: stopped and removed"]
+    assert (units / "watch.service").exists()
+    assert watcher_run.stop(unit, check_mode=False) == ["unit watch.service: stopped and removed"]
+    assert log.read_text().split("\n")[-3:-1] == ["disable --now watch.service", "daemon-reload"]
+    assert list(units.iterdir()) == []
+    assert watcher_run.stop(unit, check_mode=False) == []
+
+
+def test_a_unit_that_cannot_be_stopped_is_kept_and_told(tmp_path: Path, watcher: watcher_run.Watcher) -> None:
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho 'Access denied' >&2; exit 4\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    (tmp_path / "watch.service").touch()
+    unit = replace(
+        watcher,
+        systemctl=[str(tmp_path / "systemctl")],
+        units=str(tmp_path),
+        run_systemd=str(tmp_path),
+    )
+    with pytest.raises(watcher_run.WatcherError, match="Access denied"):
+        watcher_run.stop(unit, check_mode=False)
+    assert (tmp_path / "watch.service").exists()

@@ -51,6 +51,24 @@ def test_a_model_is_probed_once_and_again_when_a_file_changes(tmp_path: Path, mo
     assert reasons(tmp_path, model) == ("other.safetensors is new", "model.safetensors is gone")
 
 
+def test_scales_that_are_meant_so_are_allowed_by_name_and_judged_anew_when_that_changes(
+    tmp_path: Path, write_safetensors: WriteSafetensors
+) -> None:
+    folder = tmp_path / "scaled"
+    weights = {"a.weight": ("F8_E4M3", [4], bytes(4)), "a.weight_scale": ("F32", [1], bytes(4))}
+    write_safetensors(folder / "model.safetensors", weights)
+    line = ["weights", "--json", "--evidence", str(tmp_path / "evidence")]
+    assert cli.main([*line, str(folder)]) == 2
+    assert reasons(tmp_path, folder) == ()
+    (reason,) = reasons(tmp_path, folder, allow=["a.weight_scale"])
+    assert "gpu_diag_allow" in reason
+    command = weights_run.command(str(folder), setting(tmp_path, allow=["a.weight_scale"]), "sha256:1")
+    assert command[-3:] == ["--allow=a.weight_scale", "--", str(folder)]
+    assert cli.main([*line, "--allow=a.weight_scale", "--", str(folder)]) == 0
+    assert reasons(tmp_path, folder, allow=["a.weight_scale"]) == ()
+    assert reasons(tmp_path, folder) != ()
+
+
 def test_a_file_system_that_hangs_is_not_waited_for(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import ansible.module_utils
 
 _ROLES = Path(__file__).resolve().parents[3] / "roles"
-_NAMES = ("box_tools", "container_engine", "engine_image", "model_files")
+_NAMES = ("box_tools", "bundle", "container_engine", "engine_image", "model_files")
 
 ansible.module_utils.__path__.extend(str(_ROLES / name / "module_utils") for name in _NAMES)
 sys.path.extend(str(_ROLES / name / "library") for name in _NAMES)

@@ -16,7 +16,7 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[3] / "roles/vllm_service/files/launcher.py"
 ENGINE = Path(__file__).parent / "engine.py"
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = 60.0
 
 
 def free_port() -> int:

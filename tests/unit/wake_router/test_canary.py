@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
+import zlib
 from typing import Any
 
 import pytest
+from wake_router import canary
 from wake_router.canary import Answer, degeneracy, difference, read_answer, requests_for
 
 TEXT = Answer(
@@ -107,3 +111,52 @@ def test_without_log_probabilities_the_text_is_compared() -> None:
     assert degeneracy(Answer("plain", (), ("",)))
     assert difference(plain, Answer("plain", (), (" wrote it up",))) is None
     assert difference(plain, Answer("plain", (), ("zzz qqq xyx",)))
+
+
+def described(*tokens: str, logprob: float = -0.2) -> Answer:
+    content = [{"token": token, "logprob": logprob - 0.01 * at} for at, token in enumerate(tokens)]
+    return canary.read_image_answer({"choices": [{"logprobs": {"content": content}}]})
+
+
+DISC = ("A", " red", " circle", " on", " a", " blue", " and", " green", " ground", ".")
+
+
+@pytest.mark.parametrize(
+    ("answer", "sound"),
+    [
+        (described(*DISC), True),
+        (described(*DISC[:5], " teal", " background", " that", " fades"), True),
+        (described("A", " bright", " dot", " in", " front", " of", " colours"), True),
+        (described("The", " image", " is", " blank", ",", " with", " nothing"), False),
+        (described("A", " x", " y", " z", logprob=-3.0), False),
+    ],
+)
+def test_descriptions_of_the_picture(answer: Answer, sound: bool) -> None:
+    assert (canary.difference(described(*DISC), answer) is None) is sound
+
+
+def test_a_description_can_be_degenerate() -> None:
+    assert canary.degeneracy(described(*DISC)) is None
+    assert canary.degeneracy(described("!", "!", "!")) is not None
+    assert canary.degeneracy(described("A", " dot", logprob=float("nan"))) is not None
+    assert canary.degeneracy(described()) is not None
+
+
+@pytest.mark.parametrize("document", [{}, {"choices": []}, {"choices": [{"logprobs": None}]}, None])
+def test_a_description_of_another_shape_is_said(document: object) -> None:
+    with pytest.raises(ValueError, match="another shape"):
+        canary.read_image_answer(document)
+
+
+def test_the_picture_is_a_png_and_always_the_same() -> None:
+    head, _, data = canary.image_url().partition(",")
+    assert head == "data:image/png;base64"
+    png = base64.b64decode(data)
+    assert png.startswith(b"\x89PNG")
+    length = struct.unpack(">I", png[33:37])[0]
+    assert png[37:41] == b"IDAT"
+    pixels = zlib.decompress(png[41 : 41 + length])
+    assert len(pixels) == canary.IMAGE_SIDE_PIXELS * (1 + 3 * canary.IMAGE_SIDE_PIXELS)
+    middle = canary.IMAGE_SIDE_PIXELS // 2
+    at = middle * (1 + 3 * canary.IMAGE_SIDE_PIXELS) + 1 + 3 * middle
+    assert tuple(pixels[at : at + 3]) == (220, 30, 30)

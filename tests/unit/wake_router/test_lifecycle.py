@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from wake_router import lifecycle, scheduler
 from wake_router.explain import explain
@@ -9,6 +11,7 @@ from wake_router.lifecycle import (
     Condition,
     Depth,
     Event,
+    Hold,
     HoldEnded,
     Observed,
     Ordered,
@@ -150,6 +153,115 @@ def test_what_is_not_certain_counts_as_offloaded(
     record: Record | None, asleep: bool, is_new: bool, depth: Depth
 ) -> None:
     assert believed_depth(record, "a", asleep, is_new)[0] is depth
+
+
+@pytest.mark.parametrize(
+    ("record", "asleep", "depth"),
+    [
+        (None, True, Depth.SLEEPING),
+        (None, False, Depth.AWAKE),
+        (Record(incarnation="a", depth=Depth.AWAKE), True, Depth.SLEEPING),
+        (Record(incarnation="a", depth=Depth.SLEEPING), False, Depth.AWAKE),
+        (Record(incarnation="a", depth=Depth.OFFLOADED, open_step=Step.RELOAD_WEIGHTS), False, Depth.AWAKE),
+        (Record(incarnation="a", depth=Depth.SLEEPING, proven=False), True, Depth.SLEEPING),
+    ],
+)
+def test_weights_that_may_not_be_reloaded_are_proven_by_the_canary(
+    record: Record | None, asleep: bool, depth: Depth
+) -> None:
+    belief = believed_depth(record, "a", asleep, False, reload_trusted=False)
+    assert (belief.depth, belief.proven) == (depth, False)
+    assert believed_depth(record, "a", asleep, False).depth is Depth.OFFLOADED
+
+
+def test_a_service_that_is_not_proven_serves_nobody_before_its_canary() -> None:
+    policy = replace(POLICY, reload_trusted=False)
+    state, _ = lifecycle.step(ServiceState(), policy, Observed(0, Presence.UP, "one", False), 1.0)
+    assert (state.depth, state.serving, state.queued) == (Depth.AWAKE, False, Transition.WAKE)
+    state, effects = lifecycle.step(state, policy, RequestArrived(), 1.0)
+    assert Hold() in effects
+    assert lifecycle.steps_of(Transition.WAKE, Depth.AWAKE) == (Step.CANARY,)
+    state, _ = lifecycle.step(state, policy, lifecycle.TurnGranted(), 1.0)
+    state, effects = lifecycle.step(state, policy, TransitionSucceeded(state.epoch), 2.0)
+    assert state.serving and lifecycle.ReleaseHeld() in effects
+
+
+def test_a_quarantined_engine_gets_a_new_process_where_its_launcher_takes_orders() -> None:
+    quarantined = ServiceState(
+        depth=Depth.OFFLOADED, incarnation="one", conditions=frozenset({Condition.QUARANTINED})
+    )
+    assert lifecycle.wanted_transition(quarantined, POLICY, 1.0) is Transition.WAKE
+    policy = replace(POLICY, restartable=True)
+    assert lifecycle.wanted_transition(quarantined, policy, 1.0) is Transition.RESTART
+    refused = replace(quarantined, restart_refused=True)
+    assert lifecycle.wanted_transition(refused, policy, 1.0) is Transition.WAKE
+
+
+def test_a_new_process_after_a_failure_has_to_prove_itself_and_failures_add_up_until_then() -> None:
+    policy = replace(POLICY, restartable=True)
+    state, _ = lifecycle.step(awake(failures=2), policy, lifecycle.Distrusted(0, "garbage"), 1.0)
+    state, _ = lifecycle.step(state, policy, Observed(state.epoch, Presence.BOOTING), 2.0)
+    state, _ = lifecycle.step(state, policy, Observed(state.epoch, Presence.UP, "two", False), 3.0)
+    assert state.conditions == {Condition.UNPROVEN}
+    assert state.failures == 3
+    assert state.queued is Transition.WAKE
+
+
+def out_of_memory(fleet: Fleet, name: str, now: float) -> Fleet:
+    epoch = fleet.members[name].state.epoch
+    return after(fleet, (name, TransitionFailed(epoch, "no memory", out_of_memory=True)), now=now)
+
+
+def crowded(**neighbours: ServiceState) -> Fleet:
+    asleep = ServiceState(depth=Depth.SLEEPING, incarnation="zero", last_activity=5.0)
+    return after(fleet_of(needy=asleep, **neighbours), ("needy", RequestArrived()), now=6.0)
+
+
+def test_the_neighbour_that_was_idle_the_longest_makes_room() -> None:
+    fleet = crowded(late=awake(last_activity=4.0), early=awake(last_activity=2.0))
+    fleet = out_of_memory(fleet, "needy", 6.5)
+    assert fleet.running == (Turn("early", Transition.SLEEP),)
+    assert fleet.waiting == (Turn("needy", Transition.WAKE),)
+    epoch = fleet.members["early"].state.epoch
+    fleet = after(fleet, ("early", TransitionSucceeded(epoch)), now=7.0)
+    assert fleet.running == (Turn("needy", Transition.WAKE),)
+    assert fleet.members["needy"].state.conditions == {Condition.UNPROVEN}
+    fleet = out_of_memory(fleet, "needy", 7.5)
+    assert fleet.running == (Turn("late", Transition.SLEEP),)
+
+
+@pytest.mark.parametrize(
+    "busy", [{"in_flight": 1}, {"pinned": True}, {"conditions": frozenset({Condition.MAINTENANCE})}]
+)
+def test_nobody_who_is_needed_makes_room(busy: dict[str, object]) -> None:
+    fleet = out_of_memory(crowded(other=awake(maintenance_until=1e9, **busy)), "needy", 6.5)
+    assert (fleet.running, fleet.waiting) == ((), ())
+    state = fleet.members["needy"].state
+    assert (state.depth, state.held, state.retry_at) == (Depth.SLEEPING, 1, 11.5)
+    fleet = after(fleet, ("needy", Tick()), now=11.5)
+    assert fleet.running == (Turn("needy", Transition.WAKE),)
+
+
+def test_a_neighbour_who_is_asked_meanwhile_stays_awake() -> None:
+    fleet = crowded(other=awake(last_activity=4.0), boot=ServiceState())
+    # Something boots, so that nobody's turn comes at once.
+    fleet = after(fleet, ("boot", Observed(0, Presence.BOOTING)), now=6.2)
+    fleet = out_of_memory(fleet, "needy", 6.5)
+    assert fleet.members["other"].state.evicted_for == "needy"
+    fleet = after(fleet, ("other", RequestArrived()), now=6.6)
+    assert fleet.members["other"].state.evicted_for is None
+    assert fleet.waiting == (Turn("needy", Transition.WAKE),)
+
+
+def test_tries_for_memory_are_bounded() -> None:
+    fleet, now = crowded(), 6.0
+    for _ in range(lifecycle.MEMORY_RETRIES):
+        fleet = out_of_memory(fleet, "needy", now)
+        assert not fleet.members["needy"].state.conditions & {Condition.QUARANTINED}
+        now += 4000
+        fleet = after(fleet, ("needy", Tick()), now=now)
+    fleet = out_of_memory(fleet, "needy", now)
+    assert fleet.members["needy"].state.conditions == {Condition.QUARANTINED}
 
 
 def test_explanations() -> None:

@@ -1,4 +1,4 @@
-"""``gpu_diag watch``: follow the kernel log and the GPUs' inventory, and mark evidence suspect.
+"""``gpu_diag watch``: follow the kernel log, the GPUs' inventory and the router, and mark evidence suspect.
 
 Runs on the host, needs no torch and no numpy. Marks are named after their event, so that reading the log
 again after a restart changes nothing.
@@ -12,15 +12,18 @@ import json
 import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gpu_diag import exits
+from gpu_diag.engine_events import follow
 from gpu_diag.evidence import Json, explained, timestamp, write_atomically
 from gpu_diag.hostfacts.gpu_diag_box import Question, discover
 from gpu_diag.hostfacts.gpu_diag_evidence_files import SUSPECT_FOLDER
+from gpu_diag.hostfacts.gpu_diag_router import Admin
 from gpu_diag.hostfacts.kernel_log import Event, parse_kernel_log
 from gpu_diag.suspicion import Suspicion, from_event, from_inventories
 
@@ -35,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--evidence", metavar="DIR", required=True, help="folder of evidence to mark")
     parser.add_argument("--kernel-log", metavar="FILE", default="/dev/kmsg", help="the log (%(default)s)")
+    parser.add_argument("--router", metavar="DIR", help="folder of the deployed instance whose router tells")
     parser.add_argument("--once", action="store_true", help="read what is there, then end")
 
 
@@ -49,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise exits.CouldNotRunError(
             f"the kernel log {arguments.kernel_log} can't be read ({error.strerror}): run this as root"
         ) from error
+    if arguments.router and not arguments.once:
+        _listen_to_router(Admin(Path(arguments.router)), folder, boot_id)
     sys.stderr.write(f"{WATCHING}{arguments.kernel_log}\n")
     sys.stderr.flush()
     looked_at = time.monotonic()
@@ -72,6 +78,23 @@ def run(arguments: argparse.Namespace) -> int:
                 time.sleep(1.0)  # a plain file is always readable
     finally:
         os.close(descriptor)
+
+
+def _listen_to_router(admin: Admin, folder: Path, boot_id: str | None) -> None:
+    """In a thread of its own, since a router that says nothing must not delay the kernel log."""
+
+    def leave(found: Suspicion, at: datetime) -> None:
+        leave_mark(folder, found, boot_id, at)
+
+    arguments = (admin, lambda: slots(discover(Question())), leave)
+    threading.Thread(target=follow, args=arguments, daemon=True).start()
+
+
+def slots(box: Json) -> dict[str, str]:
+    """PCI addresses of the GPUs of a box by UUID."""
+    gpus = box.get("gpus")
+    known = [(gpu.get("uuid"), gpu.get("pci_address")) for gpu in gpus] if isinstance(gpus, list) else []
+    return {str(uuid): str(address) for uuid, address in known if uuid and address}
 
 
 def _is_device(path: str) -> bool:

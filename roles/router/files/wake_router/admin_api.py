@@ -39,6 +39,8 @@ from wake_router.metrics import Metrics
 from wake_router.orders import ForbiddenOrderError, OrderError, Orders, OrderTimeoutError
 from wake_router.registry import RegistryError, Service
 from wake_router.settings import Settings, SettingsError
+from wake_router.status_page.evidence import EvidenceWatch
+from wake_router.status_page.routes import add_status_page
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _READING: Final = frozenset({"GET", "HEAD"})
@@ -71,7 +73,10 @@ def admin_app(
     guard = _Guard(settings, events)
     app.middleware("http")(guard)
     _add_error_handlers(app)
-    _add_reading_routes(app, executor, clock, metrics)
+    evidence = add_status_page(
+        app, settings, executor, clock, events, metrics, lambda: _whole_status(executor, clock)
+    )
+    _add_reading_routes(app, executor, clock, metrics, evidence)
     orders = Orders(executor, clock)
     _add_order_routes(app, settings, executor, orders)
     _add_maintenance_routes(app, settings, executor, orders)
@@ -169,12 +174,12 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _error(error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}")
 
 
-def _add_reading_routes(app: FastAPI, executor: Executor, clock: Clock, metrics: Metrics) -> None:
+def _add_reading_routes(
+    app: FastAPI, executor: Executor, clock: Clock, metrics: Metrics, evidence: EvidenceWatch
+) -> None:
     @app.get("/admin/status")
     async def status() -> Status:
-        now = clock.monotonic()
-        services = [_status(executor, service, state, now) for service, state in executor.services()]
-        return Status(instance=executor.instance, services=services, cordoned=sorted(executor.cordoned))
+        return _whole_status(executor, clock)
 
     @app.get("/admin/services/{name}/why")
     async def why(name: str) -> Explanation:
@@ -183,10 +188,9 @@ def _add_reading_routes(app: FastAPI, executor: Executor, clock: Clock, metrics:
 
     @app.get("/metrics")
     async def show_metrics() -> Response:
-        counts = [
-            (service.name, state.depth, state.in_flight, state.held) for service, state in executor.services()
-        ]
-        return Response(metrics.show(counts), media_type="text/plain; version=0.0.4")
+        await evidence.refresh()
+        states = [(service.name, state) for service, state in executor.services()]
+        return Response(metrics.show(states, executor.cordoned), media_type="text/plain; version=0.0.4")
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -333,6 +337,12 @@ def _known(name: str) -> Iterator[None]:
         raise AdminRequestError(504, str(error)) from None
     except OrderError as error:
         raise AdminRequestError(502, str(error)) from None
+
+
+def _whole_status(executor: Executor, clock: Clock) -> Status:
+    now = clock.monotonic()
+    services = [_status(executor, service, state, now) for service, state in executor.services()]
+    return Status(instance=executor.instance, services=services, cordoned=sorted(executor.cordoned))
 
 
 def _status(executor: Executor, service: Service, state: ServiceState, now: float) -> ServiceStatus:

@@ -7,7 +7,10 @@ above what batching or another kernel changes, and far below what unloaded or co
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -49,6 +52,11 @@ TEXTS: Final = (
 """Fixed texts for embeddings; the first is also the query for scores."""
 
 
+IMAGE_SIDE_PIXELS: Final = 112
+"""Larger than the patches of the vision models that vLLM serves, small enough to cost nothing."""
+QUESTION_ABOUT_IMAGE: Final = "Describe this picture in one sentence."
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What an engine said: the numbers that are compared, and the tokens that it decoded (text only)."""
@@ -73,6 +81,51 @@ def requests_for(task: str, model: str, plain: bool) -> list[tuple[str, dict[str
 def _completion(model: str, prompt: str, plain: bool) -> dict[str, Any]:
     body = {"model": model, "prompt": prompt, "max_tokens": DECODED_TOKENS, "temperature": 0, "seed": 0}
     return body if plain else {**body, "logprobs": 1, "prompt_logprobs": 1}
+
+
+def image_request(model: str) -> tuple[str, dict[str, Any]]:
+    """Path and body of a question about a fixed picture; models that see nothing refuse it with 400."""
+    content = [
+        {"type": "image_url", "image_url": {"url": image_url()}},
+        {"type": "text", "text": QUESTION_ABOUT_IMAGE},
+    ]
+    body = {"messages": [{"role": "user", "content": content}], "logprobs": True, "top_logprobs": 1}
+    return "/v1/chat/completions", {
+        "model": model,
+        "max_tokens": DECODED_TOKENS,
+        "temperature": 0,
+        "seed": 0,
+        **body,
+    }
+
+
+def image_url() -> str:
+    """A picture as a `data:` URL: a red disc in front of a blue and green gradient."""
+    side, rows = IMAGE_SIDE_PIXELS, bytearray()
+    for y in range(side):
+        rows.append(0)  # PNG: this row is not filtered
+        for x in range(side):
+            inside = (2 * x - side) ** 2 + (2 * y - side) ** 2 < side * side // 3
+            rows += bytes((220, 30, 30)) if inside else bytes((20, 255 * x // side, 255 * y // side))
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(rows), 9)), (b"IEND", b""))
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(*chunk) for chunk in chunks)
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def _png_chunk(kind: bytes, content: bytes) -> bytes:
+    checksum = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+
+def read_image_answer(document: Any) -> Answer:
+    """Take the tokens out of an answer about the picture; raises ValueError when it has another shape."""
+    try:
+        tokens = document["choices"][0]["logprobs"]["content"]
+        values = tuple(float(token["logprob"]) for token in tokens)
+        return Answer("image", (values,), tuple(str(token["token"]) for token in tokens))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"the canary's answer about the picture has another shape: {error!r}") from None
 
 
 def read_answer(task: str, document: Any) -> Answer:
@@ -109,7 +162,7 @@ def degeneracy(answer: Answer) -> str | None:
         return "the canary's answer is empty"
     if not all(math.isfinite(value) for value in values):
         return "the canary's answer holds NaN or infinity"
-    if answer.kind == "generate":
+    if answer.kind in ("generate", "image"):
         return _text_degeneracy(answer)
     if len(set(answer.rows)) < len(answer.rows) or all(not any(row) for row in answer.rows):
         return "the canary's vectors are equal or zero"
@@ -129,13 +182,15 @@ def _text_degeneracy(answer: Answer) -> str | None:
 def difference(expected: Answer, answer: Answer) -> str | None:
     """In what an answer differs from the recorded one beyond the limits; None when it doesn't."""
     same_shape = [len(row) for row in expected.rows] == [len(row) for row in answer.rows]
-    if expected.kind != answer.kind or (not same_shape and expected.kind != "generate"):
+    if expected.kind != answer.kind or (not same_shape and expected.kind not in ("generate", "image")):
         return "the canary's answer has another shape than the recorded one"
     if expected.kind == "plain":
         alike = SequenceMatcher(None, "".join(expected.tokens), "".join(answer.tokens)).ratio()
         return None if alike >= TEXT_LIKENESS_LIMIT else f"the decoded text is only {alike:.0%} alike"
     if expected.kind == "generate":
         return _text_difference(expected, answer)
+    if expected.kind == "image":
+        return _image_difference(expected, answer)
     if expected.kind == "embed":
         least = min(_cosine(*rows) for rows in zip(expected.rows, answer.rows, strict=True))
         return None if least >= COSINE_LIMIT else f"an embedding's cosine to the recorded one is {least:.3f}"
@@ -156,6 +211,17 @@ def _text_difference(expected: Answer, answer: Answer) -> str | None:
         if apart <= DECODED_LOGPROB_LIMIT
         else f"the decoded tokens' log-probability differs by {apart:.3f}"
     )
+
+
+def _image_difference(expected: Answer, answer: Answer) -> str | None:
+    """Rounding lets two descriptions part on their way; they are alike all the same, or begin so."""
+    alike = SequenceMatcher(None, "".join(expected.tokens), "".join(answer.tokens)).ratio()
+    if alike >= TEXT_LIKENESS_LIMIT:
+        return None
+    apart = abs(_mean(expected.rows[0]) - _mean(answer.rows[0]))
+    if expected.tokens[0] == answer.tokens[0] and apart <= DECODED_LOGPROB_LIMIT:
+        return None
+    return f"the description of the canary's picture is only {alike:.0%} like the recorded one"
 
 
 def _score_difference(expected: Sequence[float], scores: Sequence[float]) -> str | None:

@@ -21,6 +21,9 @@ from wake_router.lifecycle import Presence, Step
 QUICK_SECONDS: Final = 5.0
 """For calls that a healthy engine answers at once."""
 
+CANARY_REQUEST_ID: Final = "frontdoor-canary"
+"""By which an engine's log tells the router's own questions from clients'."""
+
 LAUNCHER_SECONDS: Final = 15.0
 """For the launcher to take an order; it answers when the engine is on its way down."""
 
@@ -155,7 +158,7 @@ class Engine:
         """Ask the canary's questions; raises CanaryUnavailableError, EngineError."""
         refusals: list[str] = []
         for path, body in canary.requests_for(task, model, plain):
-            status, answer = await self._call("POST", f"{self._base_url}{path}", self._timeouts.canary, body)
+            status, answer = await self._ask(path, body)
             if status == 200:
                 return self._read_canary(task, answer)
             if _NOT_FINITE in answer:
@@ -168,6 +171,25 @@ class Engine:
     def _read_canary(self, task: str, answer: bytes) -> canary.Answer:
         try:
             return canary.read_answer(task, json.loads(answer))
+        except ValueError as error:
+            raise CanaryUnavailableError(str(error)) from None
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        url, seconds = f"{self._base_url}{path}", self._timeouts.canary
+        return await self._call("POST", url, seconds, body, {"X-Request-Id": CANARY_REQUEST_ID})
+
+    async def ask_about_image(self, model: str) -> canary.Answer:
+        """Ask about the canary's picture; raises EngineError; CanaryUnavailableError: it sees nothing."""
+        path, body = canary.image_request(model)
+        status, answer = await self._ask(path, body)
+        if _NOT_FINITE in answer:
+            return canary.Answer("image", ((math.nan,),))
+        if status in _NOT_OFFERED:
+            raise CanaryUnavailableError(f"{path} with a picture answered {status}: {_excerpt(answer)}")
+        if status != 200:
+            raise EngineError(f"the canary's {path} with a picture answered {status}: {_excerpt(answer)}")
+        try:
+            return canary.read_image_answer(json.loads(answer))
         except ValueError as error:
             raise CanaryUnavailableError(str(error)) from None
 
@@ -229,8 +251,8 @@ class Engine:
         Returns when the engine is on its way down or is another one already; raises EngineError.
         """
         wanted = incarnation or await self._incarnation_by_launcher()
-        url = f"{self._launcher_url}/restart"
-        status, body = await self._call("POST", url, LAUNCHER_SECONDS, {"incarnation": wanted}, token)
+        url, authorization = f"{self._launcher_url}/restart", {"Authorization": f"Bearer {token}"}
+        status, body = await self._call("POST", url, LAUNCHER_SECONDS, {"incarnation": wanted}, authorization)
         if status not in (202, 409):
             raise EngineError(f"The launcher's /restart answered {status}: {_excerpt(body)}")
 
@@ -245,15 +267,14 @@ class Engine:
         url: str,
         timeout_seconds: float,
         body: dict[str, Any] | None = None,
-        token: str | None = None,
+        further_headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._timeouts.connect)
         try:
             # The session adds no headers by itself, and vLLM refuses a body whose type isn't told.
             content = None if body is None else json.dumps(body).encode()
             headers = {} if body is None else {"Content-Type": "application/json"}
-            if token is not None:
-                headers["Authorization"] = f"Bearer {token}"
+            headers.update(further_headers or {})
             async with self._session.request(
                 method, url, data=content, headers=headers, timeout=timeout
             ) as response:

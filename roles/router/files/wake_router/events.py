@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,6 +16,9 @@ from wake_router.clock import Clock
 LISTENER_BACKLOG: Final = 1000
 """Events kept for a listener that is slow; what is older is dropped."""
 
+RECENT_KEPT: Final = 100
+"""Past events that a person can still look at. Requests aren't among them: they would push out the rest."""
+
 
 class Events:
     """Writes events and hands them to listeners."""
@@ -23,12 +27,15 @@ class Events:
         self._clock = clock
         self._output = output if output is not None else sys.stdout
         self._listeners: set[asyncio.Queue[dict[str, Any] | None]] = set()
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_KEPT)
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event; `fields` must be JSON."""
         line = {"time": self._timestamp(), "event": event, **fields}
         self._output.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._output.flush()
+        if event != "request":
+            self.recent.append(line)
         self._hand_out(line)
 
     def close(self) -> None:

@@ -34,15 +34,15 @@ from wake_router.openai_errors import (
     router_stopping,
     task_not_supported,
 )
-from wake_router.proxy import BrokenOffError, Exchange, NotReachedError, Receive, Scope, Send, relay
+from wake_router.proxy import Exchange, Receive, Scope, Send, relay
 from wake_router.registry import Service
 from wake_router.response_ids import ResponseIds
 from wake_router.spool import SPOOL_ABOVE_BYTES, Body
 from wake_router.surface import REALTIME, Route, Where
+from wake_router.upstream import BrokenOffError, NotReachedError, Pool
 
 COMMENT_SECONDS: Final = 5.0
 """Between two comments that tell a waiting client that its model is waking."""
-URLS_KEPT: Final = 10_000
 _RESPONSE_ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.-]{1,120})"')
 
 
@@ -77,16 +77,17 @@ class Forwarder:
     def __init__(
         self,
         executor: Executor,
+        pool: Pool,
         session: aiohttp.ClientSession,
         clock: Clock,
         limits: Limits,
         response_ids: ResponseIds,
     ) -> None:
         self._executor = executor
+        self._pool = pool
         self._session = session
         self._clock = clock
         self._limits = limits
-        self._urls: dict[tuple[str, str], URL] = {}
         self._response_ids = response_ids
 
     async def answer_named(self, exchange: Exchange, account: Account, route: Route) -> None:
@@ -147,11 +148,12 @@ class Forwarder:
         see: Callable[[bytes], None] | None,
         comments: bool,
     ) -> None:
-        url, replayed = self._url(service, path), False
+        replayed = False
         while True:
             lease = await self._admit(exchange, account, service, body, comments)
             try:
-                await relay(self._session, exchange, url, body.open(), self._clock.monotonic, see)
+                content, now = body.open(), self._clock.monotonic
+                await relay(self._pool, exchange, service.base_url, path, content, body.size, now, see)
                 return
             except NotReachedError:
                 # Not sent yet: it waits for the engine like any other request.
@@ -205,15 +207,6 @@ class Forwarder:
 
     def _cut(self, service: Service) -> AnswerError:
         return self._refusal(service, RefusedError(self._executor.state(service.name), "it was cut"))
-
-    def _url(self, service: Service, path: str) -> URL:
-        key = (service.base_url, path)
-        url = self._urls.get(key)
-        if url is None:
-            url = URL(service.base_url + path, encoded=True)
-            if len(self._urls) < URLS_KEPT:
-                self._urls[key] = url
-        return url
 
     async def _read_body(self, exchange: Exchange) -> bytes:
         limit = self._limits.body_max_bytes
@@ -272,7 +265,8 @@ class Forwarder:
             path += str(URL.build(query={"model": service.model}))
         link = realtime.Relay(receive, send, self._limits.websocket_idle_seconds, self._clock.monotonic)
         try:
-            code = await link.run(self._session, self._url(service, path), greeting, service.model)
+            url = URL(service.base_url + path, encoded=True)
+            code = await link.run(self._session, url, greeting, service.model)
         except (aiohttp.ClientError, OSError) as error:
             return await _refuse_socket(send, account, engine_failed(service.model, str(error)))
         except asyncio.CancelledError:
@@ -312,7 +306,7 @@ async def _ended_visibly(
 ) -> AsyncIterator[None]:
     """Watches whether the client leaves or the work is cut, and ends the request accordingly."""
     exchange.model = service.model
-    watch = asyncio.create_task(_cancel_when_client_leaves(exchange))
+    exchange.outlet.watch(exchange.leave)
     try:
         yield
     except asyncio.CancelledError:
@@ -328,15 +322,7 @@ async def _ended_visibly(
         if exchange.event_stream:
             await exchange.finish(engine_broke_off(service.model).server_sent_event())
     finally:
-        watch.cancel()
-
-
-async def _cancel_when_client_leaves(exchange: Exchange) -> None:
-    while (await exchange.receive())["type"] != "http.disconnect":
-        continue
-    if not exchange.finished:
-        exchange.client_gone = True
-        exchange.task.cancel()
+        exchange.outlet.when_gone = None
 
 
 def _named(content: bytes, where: Where, content_type: str) -> NamedBody:

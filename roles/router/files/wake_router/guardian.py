@@ -94,10 +94,10 @@ class Guardian:
             self._distrust(state, f"the engine counts {count:g} answers with NaN (vllm:corrupted_requests)")
 
     async def _check_canary(self, state: ServiceState) -> None:
-        expected = self._memory().canary
-        if expected is None:
+        memory = self._memory()
+        if memory.canary is None:
             return
-        problem = await transitions.canary_problem(self._engine, self._service, expected)
+        problem = await transitions.canary_problem(self._engine, self._service, memory)
         if problem:
             self._distrust(state, problem)
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
@@ -44,6 +44,55 @@ class _LingeringTransport:
         self.close = close
 
 
+class Outlet:
+    """A short cut to one request's client: pieces of an answer that has begun are written without a coroutine
+    for each, and somebody is told when the client leaves. Applications find it in the scope's extensions.
+    """
+
+    __slots__ = ("_cycle", "_protocol", "when_gone", "when_room")
+
+    def __init__(self, protocol: PublicProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self.when_gone: Callable[[], None] | None = None
+        self.when_room: Callable[[], None] | None = None
+
+    def watch(self, when_gone: Callable[[], None]) -> None:
+        """Call once when the client leaves before its answer is complete, which may be so already."""
+        self.when_gone = when_gone
+        self._protocol.flow.resume_reading()
+        if self._cycle.disconnected:
+            self.gone()
+
+    def gone(self) -> None:
+        """The client has left."""
+        when_gone, self.when_gone = self.when_gone, None
+        self._cycle.disconnected = True
+        if when_gone is not None:
+            when_gone()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer's last byte is written."""
+        return self._cycle.response_complete
+
+    def write(self, piece: bytes) -> bool:
+        """Write a piece; False: no more until `when_room` is called. An empty one is no end."""
+        cycle = self._cycle
+        if not piece or cycle.disconnected or cycle.scope["method"] == "HEAD":
+            return True
+        if cycle.chunked_encoding:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            cycle.expected_content_length -= len(piece)
+            cycle.transport.write(piece)
+        return not self._protocol.flow.write_paused
+
+
+OUTLET: Final = "frontdoor.outlet"
+"""Its name among the extensions."""
+
+
 class PublicProtocol(HttpToolsProtocol):
     """One connection of a client."""
 
@@ -55,6 +104,7 @@ class PublicProtocol(HttpToolsProtocol):
     _since_progress = 0
     _unread = 0
     _is_websocket = False
+    _outlets: tuple[Outlet, ...] = ()
     _timer: asyncio.TimerHandle | None = None
 
     # ---- the connection
@@ -68,6 +118,16 @@ class PublicProtocol(HttpToolsProtocol):
         """Nothing is waited for any more."""
         self._stop_waiting()
         super().connection_lost(exc)
+        for outlet in self._outlets:
+            outlet.gone()
+        self._outlets = ()
+
+    def resume_writing(self) -> None:
+        """There is room again for what the client reads."""
+        super().resume_writing()
+        for outlet in self._outlets:
+            if outlet.when_room is not None:
+                outlet.when_room()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; what makes no progress for too many bytes is refused."""
@@ -140,6 +200,10 @@ class PublicProtocol(HttpToolsProtocol):
         wants_upgrade = self.parser.should_upgrade()
         self._is_websocket = wants_upgrade and self._is_handshake()
         super().on_headers_complete()
+        if not self._is_websocket:
+            outlet = Outlet(self, self.cycle)
+            self.scope["extensions"] = {OUTLET: outlet}  # type: ignore[dict-item]
+            self._outlets = (*(each for each in self._outlets if not each.complete), outlet)
         if wants_upgrade and not self._is_websocket:
             self.cycle.keep_alive = False  # the parser takes what follows for another protocol
         if not self._is_websocket and not self.cycle.keep_alive:

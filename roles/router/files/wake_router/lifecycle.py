@@ -11,73 +11,136 @@ falls asleep; no failure is final.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
+from wake_router.beliefs import (
+    Belief,
+    believed_depth,
+    uncertain,
+)
+from wake_router.messages import (
+    AbandonTransition,
+    CancelTurn,
+    CutInFlight,
+    Distrusted,
+    DrainOrdered,
+    Effect,
+    EndTurn,
+    Event,
+    Evicted,
+    Forward,
+    Hold,
+    HoldEnded,
+    MaintenanceEnded,
+    MaintenanceOrdered,
+    NeedMemory,
+    NothingToEvict,
+    Observed,
+    Ordered,
+    OrderWithdrawn,
+    PinChanged,
+    Refusal,
+    Refuse,
+    RefuseHeld,
+    ReleaseHeld,
+    Remember,
+    RememberParked,
+    RequestArrived,
+    RequestEnded,
+    RequestTurn,
+    RestartOrdered,
+    RestartWithdrawn,
+    StartTransition,
+    Tick,
+    TransitionFailed,
+    TransitionSucceeded,
+    TurnGranted,
+)
+from wake_router.service_state import (
+    PARKED,
+    REPAIR,
+    RESTING,
+    TARGET,
+    Condition,
+    Depth,
+    Policy,
+    Presence,
+    Record,
+    ServiceState,
+    Step,
+    Transition,
+    steps_of,
+)
+from wake_router.wishes import (
+    at_least_as_deep,
+    pinned,
+    repairing,
+    wanted_transition,
+)
 
-class Depth(StrEnum):
-    """How far down a service is; the words users see."""
+__all__ = [
+    "BACK_OFF_MAX_SECONDS",
+    "MEMORY_RETRIES",
+    "PARKED",
+    "REPAIR",
+    "RESTING",
+    "TARGET",
+    "AbandonTransition",
+    "Belief",
+    "CancelTurn",
+    "Condition",
+    "CutInFlight",
+    "Depth",
+    "Distrusted",
+    "DrainOrdered",
+    "Effect",
+    "EndTurn",
+    "Event",
+    "Evicted",
+    "Forward",
+    "Hold",
+    "HoldEnded",
+    "MaintenanceEnded",
+    "MaintenanceOrdered",
+    "NeedMemory",
+    "NothingToEvict",
+    "Observed",
+    "OrderWithdrawn",
+    "Ordered",
+    "Outcome",
+    "PinChanged",
+    "Policy",
+    "Presence",
+    "Record",
+    "Refusal",
+    "Refuse",
+    "RefuseHeld",
+    "ReleaseHeld",
+    "Remember",
+    "RememberParked",
+    "RequestArrived",
+    "RequestEnded",
+    "RequestTurn",
+    "RestartOrdered",
+    "RestartWithdrawn",
+    "ServiceState",
+    "StartTransition",
+    "Step",
+    "Tick",
+    "Transition",
+    "TransitionFailed",
+    "TransitionSucceeded",
+    "TurnGranted",
+    "at_least_as_deep",
+    "back_off_seconds",
+    "believed_depth",
+    "step",
+    "steps_of",
+    "wanted_transition",
+]
+"""The pure core of one service, which others import from here."""
 
-    AWAKE = "awake"
-    SLEEPING = "sleeping"
-    OFFLOADED = "offloaded"
-    RESTARTING = "restarting"
-    STOPPED = "stopped"
-    WAKING = "waking"
-    FALLING_ASLEEP = "falling_asleep"
-
-
-class Condition(StrEnum):
-    """What holds beside the depth."""
-
-    DRAINING = "draining"
-    MAINTENANCE = "maintenance"
-    QUARANTINED = "quarantined"
-    FAILED = "failed"
-    UNPROVEN = "unproven"
-    """Its weights aren't known to be good: its canary has to say so before it serves."""
-
-
-class Transition(StrEnum):
-    """What can be done to an engine; one at a time per device."""
-
-    WAKE = "wake"
-    SLEEP = "sleep"
-    OFFLOAD = "offload"
-    RESTART = "restart"
-
-
-class Step(StrEnum):
-    """One call of a transition. The intent store names it on disk before it is made."""
-
-    RECORD_CANARY = "record_canary"
-    SLEEP_LEVEL_1 = "sleep_level_1"
-    SLEEP_LEVEL_2 = "sleep_level_2"
-    WAKE_ALL = "wake_all"
-    WAKE_WEIGHTS = "wake_weights"
-    RELOAD_WEIGHTS = "reload_weights"
-    WAKE_KV_CACHE = "wake_kv_cache"
-    RESET_PREFIX_CACHE = "reset_prefix_cache"
-    CANARY = "canary"
-    ORDER_RESTART = "order_restart"
-
-
-RESTING: Final = frozenset({Depth.AWAKE, Depth.SLEEPING, Depth.OFFLOADED})
-"""Depths in which the engine runs and no transition is under way."""
-
-REPAIR: Final = frozenset({Condition.QUARANTINED, Condition.FAILED})
-"""Conditions under which the router doesn't trust the engine and repairs it."""
-
-PARKED: Final = frozenset({Condition.DRAINING, Condition.MAINTENANCE})
-"""Conditions under which requests wait and only what a person orders is done."""
-
-TARGET: Final = {
-    Transition.WAKE: Depth.AWAKE,
-    Transition.SLEEP: Depth.SLEEPING,
-    Transition.OFFLOAD: Depth.OFFLOADED,
-    Transition.RESTART: Depth.RESTARTING,
-}
 BACK_OFF_FIRST_SECONDS: Final = 5.0
 BACK_OFF_FACTOR: Final = 4.0
 BACK_OFF_MAX_SECONDS: Final = 3600.0
@@ -87,382 +150,6 @@ MEMORY_RETRIES: Final = 3
 """How often a wake that failed for lack of device memory is tried again before it counts as failed. What it
 has mapped until then stays mapped (vLLM 0.27.1 to 0.32.0), so more tries make it worse, not better."""
 
-
-def steps_of(transition: Transition, from_depth: Depth) -> tuple[Step, ...]:
-    """The engine calls of a transition, in their only right order (vLLM 0.27.1 to 0.32.0)."""
-    if transition is Transition.SLEEP:
-        return (Step.RECORD_CANARY, Step.SLEEP_LEVEL_1)
-    if transition is Transition.OFFLOAD:
-        return (Step.RECORD_CANARY, Step.SLEEP_LEVEL_2)
-    if transition is Transition.RESTART:
-        return (Step.ORDER_RESTART,)
-    if from_depth is Depth.AWAKE:
-        return (Step.CANARY,)
-    if from_depth is Depth.SLEEPING:
-        return (Step.WAKE_ALL, Step.CANARY)
-    return (
-        Step.WAKE_WEIGHTS,
-        Step.RELOAD_WEIGHTS,
-        Step.WAKE_KV_CACHE,
-        Step.RESET_PREFIX_CACHE,
-        Step.CANARY,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What the registry and the settings say about one service. A timer of 0 seconds is off."""
-
-    idle_sleep_seconds: float = 900.0
-    idle_offload_seconds: float = 10800.0
-    pinned: bool = False
-    level_2_allowed: bool = False
-    reload_trusted: bool = True
-    """Whether reloading weights is believed to bring this model back (`allow_level_2` isn't `never`)."""
-    restartable: bool = False
-    """Whether the engine's launcher takes the router's orders."""
-    held_max: int = 2048
-    cordoned: bool = False
-
-
-class Presence(StrEnum):
-    """What can be seen of an engine's process."""
-
-    ABSENT = "absent"
-    BOOTING = "booting"
-    UP = "up"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What the intent store knew about a service when the router started."""
-
-    incarnation: str
-    depth: Depth
-    open_step: Step | None = None
-    proven: bool = True
-    """False: the engine itself isn't trusted, so its own word about its depth isn't believed either."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceState:
-    """Everything the router knows about one service. Times are seconds of one monotonic clock."""
-
-    depth: Depth = Depth.STOPPED
-    since: float = 0.0
-    conditions: frozenset[Condition] = frozenset()
-    incarnation: str | None = None
-    seen_booting: bool = False
-    record: Record | None = None
-    in_flight: int = 0
-    held: int = 0
-    last_activity: float = 0.0
-    pinned: bool = False
-    fresh: bool = False
-    """Never put to sleep since its process started, as far as the router knows for sure."""
-    called: bool = False
-    """A request has asked for it since it last served. Its wake goes on even if nobody waits any more."""
-    waking_since: float | None = None
-    """When somebody began to wait for it to serve again."""
-    suspect: bool = False
-    """It was quarantined and has not been proven since; a new process of it has to pass its canary first."""
-    restart_ordered: bool = False
-    restart_refused: bool = False
-    """The launcher of this incarnation couldn't restart it, so other ways of repair are tried."""
-    memory_retries: int = 0
-    evicted_for: str | None = None
-    """The service for which it falls asleep, because the device has too little memory for both."""
-    drain_until: float = 0.0
-    maintenance_until: float = 0.0
-    ordered: Depth | None = None
-    queued: Transition | None = None
-    running: Transition | None = None
-    from_depth: Depth = Depth.STOPPED
-    epoch: int = 0
-    failures: int = 0
-    retry_at: float = 0.0
-    reason: str = "the router has just started and looks for the engine"
-
-    @property
-    def serving(self) -> bool:
-        """Whether a request may be forwarded now."""
-        return self.depth is Depth.AWAKE and not self.conditions
-
-
-# ---- events
-
-
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
-    """A client asks for this service. Answered by exactly one of Forward, Hold, Refuse."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
-    """The last byte of a forwarded request's response is out, or its client is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class HoldEnded:
-    """A held request stopped waiting: its deadline passed, or its client is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """A person wants the service at this depth (awake, sleeping or offloaded)."""
-
-    depth: Depth
-
-
-@dataclass(frozen=True, slots=True)
-class OrderWithdrawn:
-    """The person who ordered a depth stopped waiting for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PinChanged:
-    """A person pins the service awake, or lets it sleep again."""
-
-    pinned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TurnGranted:
-    """The scheduler gives this service its devices for the transition it queued for."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransitionSucceeded:
-    """All steps are done and `/is_sleeping` confirmed the result. `epoch` as in StartTransition."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransitionFailed:
-    """A step failed or timed out.
-
-    `unreachable`: nobody answered, the engine is probably gone. `untouched`: nothing has been done to the
-    engine. `out_of_memory`: its device has too little free memory.
-    """
-
-    epoch: int
-    reason: str
-    unreachable: bool = False
-    untouched: bool = False
-    out_of_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What a look at the engine showed. `epoch` is the service's when the look began."""
-
-    epoch: int
-    presence: Presence
-    incarnation: str | None = None
-    asleep: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Distrusted:
-    """An awake engine answered its canary wrongly, or counts corrupted answers. `epoch` as when it was
-    asked.
-    """
-
-    epoch: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DrainOrdered:
-    """Take no new work; what is in flight has until `until`, then it is cut. Then maintenance follows."""
-
-    until: float
-    maintenance_until: float
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceOrdered:
-    """Hold requests and leave the engine alone, until it is ended or `until` has passed."""
-
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class MaintenanceEnded:
-    """Draining and maintenance are over; held requests may go."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartOrdered:
-    """A person wants a new process of the engine. It comes when nothing is in flight any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartWithdrawn:
-    """The person who ordered a restart stopped waiting for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """Another service needs the memory of a shared device; this one is idle and was so the longest."""
-
-    beneficiary: str
-
-
-@dataclass(frozen=True, slots=True)
-class NothingToEvict:
-    """No neighbour can give memory at the moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = (
-    RequestArrived
-    | RequestEnded
-    | HoldEnded
-    | Ordered
-    | OrderWithdrawn
-    | PinChanged
-    | TurnGranted
-    | TransitionSucceeded
-    | TransitionFailed
-    | Observed
-    | Distrusted
-    | DrainOrdered
-    | MaintenanceOrdered
-    | MaintenanceEnded
-    | RestartOrdered
-    | RestartWithdrawn
-    | Evicted
-    | NothingToEvict
-    | Tick
-)
-
-
-# ---- effects
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Send the request to the engine now; it counts as in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Let the request wait; it counts as held."""
-
-
-class Refusal(StrEnum):
-    """Why a request isn't even held."""
-
-    QUEUE_FULL = "queue_full"
-    QUARANTINED = "quarantined"
-    CORDONED = "cordoned"
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Answer the request with 503 at once."""
-
-    kind: Refusal
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseHeld:
-    """Every held request goes to the engine, oldest first; they count as in flight already."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseHeld:
-    """Every held request gets a 503; they don't count as held any more."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTurn:
-    """Ask the scheduler for the service's devices."""
-
-    transition: Transition
-
-
-@dataclass(frozen=True, slots=True)
-class CancelTurn:
-    """The service doesn't want its turn any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndTurn:
-    """The service's devices are free again."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartTransition:
-    """Carry out a transition and report back with this epoch."""
-
-    transition: Transition
-    from_depth: Depth
-    incarnation: str
-    epoch: int
-    fresh: bool = False
-    repairing: bool = False
-    unproven: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonTransition:
-    """The engine it was for is gone: stop working on the transition; its result no longer matters."""
-
-
-@dataclass(frozen=True, slots=True)
-class CutInFlight:
-    """End every request in flight visibly: an error event in a stream, a broken connection otherwise."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Remember:
-    """Write to the intent store that this incarnation is at this depth and nothing is under way."""
-
-    incarnation: str
-    depth: Depth
-    proven: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class RememberParked:
-    """Write to the disk that the service is parked until then (monotonic seconds); None: not any more."""
-
-    until: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class NeedMemory:
-    """A wake found too little memory on its devices: ask the scheduler to free some."""
-
-
-Effect = (
-    Forward
-    | Hold
-    | Refuse
-    | ReleaseHeld
-    | RefuseHeld
-    | RequestTurn
-    | CancelTurn
-    | EndTurn
-    | StartTransition
-    | AbandonTransition
-    | CutInFlight
-    | Remember
-    | RememberParked
-    | NeedMemory
-)
 
 Outcome = tuple[ServiceState, tuple[Effect, ...]]
 
@@ -498,7 +185,7 @@ def _end_maintenance(state: ServiceState) -> Outcome:
 
 
 def _without_reached_order(state: ServiceState) -> ServiceState:
-    if state.ordered is None or _repairing(state) or not at_least_as_deep(state.depth, state.ordered):
+    if state.ordered is None or repairing(state) or not at_least_as_deep(state.depth, state.ordered):
         return state
     if state.ordered is Depth.AWAKE and Condition.UNPROVEN in state.conditions:
         return state
@@ -509,7 +196,7 @@ def _without_eviction(state: ServiceState, policy: Policy) -> ServiceState:
     """Nobody falls asleep for a neighbour who is wanted, held or trusted no more himself."""
     if state.evicted_for is None:
         return state
-    wanted = state.in_flight or state.held or state.ordered is Depth.AWAKE or _pinned(state, policy)
+    wanted = state.in_flight or state.held or state.ordered is Depth.AWAKE or pinned(state, policy)
     going = state.depth in (Depth.AWAKE, Depth.FALLING_ASLEEP)
     return replace(state, evicted_for=None) if wanted or state.conditions or not going else state
 
@@ -530,83 +217,6 @@ def _settle(state: ServiceState, policy: Policy, now: float) -> Outcome:
     return replace(state, queued=wanted, waking_since=waking_since), effects
 
 
-def wanted_transition(state: ServiceState, policy: Policy, now: float) -> Transition | None:
-    """The transition that would bring the service where its clients, its people or its timers want it."""
-    if state.restart_ordered and not state.in_flight and state.depth in RESTING | {Depth.STOPPED}:
-        return Transition.RESTART
-    if state.depth not in RESTING:
-        return None
-    unproven = Condition.UNPROVEN in state.conditions
-    if state.depth is Depth.AWAKE and not _repairing(state) and not unproven:
-        return _wanted_descent(state, policy, now)
-    if _wake_wanted(state, policy, now):
-        return Transition.RESTART if _restart_is_the_way(state, policy) else Transition.WAKE
-    return None
-
-
-def _restart_is_the_way(state: ServiceState, policy: Policy) -> bool:
-    """An engine that isn't trusted gets a new process; so does one whose weights are gone and may not be
-    reloaded.
-    """
-    if not policy.restartable or state.restart_refused or state.in_flight:
-        return False
-    return _repairing(state) or (state.depth is Depth.OFFLOADED and not policy.reload_trusted)
-
-
-def _repairing(state: ServiceState) -> bool:
-    return bool(state.conditions & REPAIR)
-
-
-def _wake_wanted(state: ServiceState, policy: Policy, now: float) -> bool:
-    if policy.cordoned and state.depth is not Depth.AWAKE:
-        return False
-    if _repairing(state) and state.in_flight:
-        return False
-    if state.ordered is Depth.AWAKE:
-        return True
-    if state.conditions & PARKED:
-        return state.depth is Depth.SLEEPING and state.ordered is Depth.OFFLOADED
-    if now < state.retry_at:
-        return False
-    if state.depth is Depth.AWAKE and not _repairing(state):
-        return True  # unproven: it only has to pass its canary
-    if _repairing(state) or state.called or state.held > 0 or _pinned(state, policy):
-        return True
-    # A sleeping engine ignores a second /sleep (it answers 200 all the same), so the way down to level 2 is
-    # up first.
-    return state.depth is Depth.SLEEPING and _offload_due(state, policy, now)
-
-
-def _wanted_descent(state: ServiceState, policy: Policy, now: float) -> Transition | None:
-    parked = bool(state.conditions & PARKED)
-    if state.in_flight or (state.held and not parked):
-        return None
-    if state.ordered is Depth.SLEEPING:
-        return Transition.SLEEP
-    if parked:
-        return Transition.OFFLOAD if state.ordered is Depth.OFFLOADED else None
-    if state.evicted_for is not None:
-        return Transition.SLEEP
-    if _offload_due(state, policy, now):
-        return Transition.OFFLOAD
-    idle = now - state.last_activity
-    if policy.idle_sleep_seconds and idle >= policy.idle_sleep_seconds and not _pinned(state, policy):
-        return Transition.SLEEP if now >= state.retry_at else None
-    return None
-
-
-def _offload_due(state: ServiceState, policy: Policy, now: float) -> bool:
-    if state.ordered is Depth.OFFLOADED:
-        return True
-    if not policy.level_2_allowed or not policy.idle_offload_seconds or _pinned(state, policy):
-        return False
-    return now - state.last_activity >= policy.idle_offload_seconds and now >= state.retry_at
-
-
-def _pinned(state: ServiceState, policy: Policy) -> bool:
-    return policy.pinned or state.pinned
-
-
 # ---- handlers
 
 
@@ -614,7 +224,7 @@ def _request_arrived(state: ServiceState, policy: Policy, event: Event, now: flo
     if state.serving:
         return replace(state, in_flight=state.in_flight + 1, last_activity=now), (Forward(),)
     state = replace(state, last_activity=now)
-    if _repairing(state):
+    if repairing(state):
         return state, (Refuse(Refusal.QUARANTINED, state.reason),)
     if policy.cordoned and state.depth is not Depth.AWAKE and not state.conditions & PARKED:
         return state, (Refuse(Refusal.CORDONED, "its device is cordoned"),)
@@ -637,11 +247,6 @@ def _ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> O
     return replace(state, ordered=event.depth, last_activity=now if wakes else state.last_activity), ()
 
 
-def at_least_as_deep(depth: Depth, wanted: Depth) -> bool:
-    """Whether a service at `depth` needs nothing more to be where a person wants it."""
-    return depth is wanted or (wanted is Depth.SLEEPING and depth is Depth.OFFLOADED)
-
-
 def _order_withdrawn(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     return replace(state, ordered=None), ()
 
@@ -657,7 +262,7 @@ def _turn_granted(state: ServiceState, policy: Policy, event: Event, now: float)
     assert state.incarnation is not None or transition is Transition.RESTART
     descends = transition in (Transition.SLEEP, Transition.OFFLOAD)
     underway = Depth.FALLING_ASLEEP if descends else Depth.WAKING
-    from_depth = Depth.OFFLOADED if _repairing(state) else state.depth
+    from_depth = Depth.OFFLOADED if repairing(state) else state.depth
     state = replace(
         state,
         depth=underway,
@@ -674,14 +279,14 @@ def _turn_granted(state: ServiceState, policy: Policy, event: Event, now: float)
         state.incarnation or "",
         state.epoch,
         state.fresh,
-        _repairing(state),
+        repairing(state),
         Condition.UNPROVEN in state.conditions,
     )
     return state, (start,)
 
 
 def _reason_for(state: ServiceState, transition: Transition) -> str:
-    if _repairing(state):
+    if repairing(state):
         return f"repairing: {state.reason}"
     if transition is Transition.RESTART:
         return "ordered by a person: restart" if state.restart_ordered else "its weights may not be reloaded"
@@ -871,7 +476,7 @@ def _observed(state: ServiceState, policy: Policy, event: Event, now: float) -> 
     if event.incarnation != state.incarnation:
         return _engine_appeared(state, policy, event, now) if event.asleep is not None else (state, ())
     if event.epoch == state.epoch and event.asleep and state.depth is Depth.AWAKE:
-        belief = _uncertain("something else put it to sleep", True, policy.reload_trusted)
+        belief = uncertain("something else put it to sleep", True, policy.reload_trusted)
         conditions = state.conditions if belief.proven else state.conditions | {Condition.UNPROVEN}
         state = replace(state, depth=belief.depth, since=now, conditions=conditions, reason=belief.reason)
         return state, (Remember(event.incarnation, Depth.OFFLOADED, proven=False),)
@@ -912,7 +517,7 @@ def _remembered(state: ServiceState) -> Record | None:
     """What to believe if the very same incarnation comes back (a network that was away for a moment)."""
     if state.incarnation is None:
         return state.record
-    known = state.depth in RESTING and not _repairing(state) and Condition.UNPROVEN not in state.conditions
+    known = state.depth in RESTING and not repairing(state) and Condition.UNPROVEN not in state.conditions
     depth = state.depth if known else Depth.OFFLOADED
     return Record(incarnation=state.incarnation, depth=depth, proven=known)
 
@@ -928,7 +533,8 @@ def _engine_appeared(state: ServiceState, policy: Policy, event: Observed, now: 
     is_new = record.incarnation != event.incarnation if record else state.seen_booting
     belief = believed_depth(record, event.incarnation, bool(event.asleep), is_new, policy.reload_trusted)
     depth = belief.depth
-    if is_new and depth is Depth.AWAKE and (state.suspect or _repairing(state)):
+    distrusted = state.suspect or repairing(state) or (record is not None and not record.proven)
+    if is_new and depth is Depth.AWAKE and distrusted:
         belief = Belief(depth, "a new engine process after a failure", proven=False)
     suspicion: frozenset[Condition] = frozenset() if belief.proven else frozenset({Condition.UNPROVEN})
     state = replace(
@@ -956,57 +562,6 @@ def _engine_appeared(state: ServiceState, policy: Policy, event: Observed, now: 
     )
     state, released = _release(state)
     return state, (*effects, Remember(event.incarnation, depth, belief.proven), *released)
-
-
-class Belief(NamedTuple):
-    """At which depth an engine is believed to be, why, and whether its canary isn't needed for that."""
-
-    depth: Depth
-    reason: str
-    proven: bool = True
-
-
-def believed_depth(
-    record: Record | None, incarnation: str, asleep: bool, is_new: bool, reload_trusted: bool = True
-) -> Belief:
-    """At which depth an engine is that has just been found.
-
-    What isn't certain counts as offloaded: the wake from there reloads the weights before anything is served,
-    which is right from every depth. Only where reloading isn't trusted (`allow_level_2: never`), the canary
-    decides instead.
-    """
-    if is_new and asleep:
-        return _uncertain("a new engine that something else put to sleep", asleep, reload_trusted)
-    if is_new:
-        return Belief(Depth.AWAKE, "a new engine process is awake")
-    if record is None:
-        return _uncertain("nothing is known about this engine's past", asleep, reload_trusted)
-    if not record.proven:
-        return _uncertain("it wasn't trusted when the router last saw it", asleep, reload_trusted)
-    if record.open_step in (Step.SLEEP_LEVEL_1, Step.WAKE_ALL):
-        # Level 1 keeps the weights, so the engine's own word is enough.
-        depth = Depth.SLEEPING if asleep else Depth.AWAKE
-        return Belief(depth, f"{record.open_step} was interrupted; the engine says so")
-    if record.open_step is not None:
-        return _uncertain(f"{record.open_step} was interrupted", asleep, reload_trusted)
-    if asleep == (record.depth is not Depth.AWAKE):
-        return Belief(record.depth, "as it was left")
-    return _uncertain(f"recorded as {record.depth}, but the engine says otherwise", asleep, reload_trusted)
-
-
-def _uncertain(reason: str, asleep: bool, reload_trusted: bool) -> Belief:
-    """What to believe when nothing is certain.
-
-    With `allow_level_2: never` a reload may itself break the model, and this router never discards its
-    weights: most probably they are whole. But somebody else may have discarded them, and the engine's own
-    gauge of the level lies after a second /sleep (vLLM 0.27.1 to 0.32.0). So it is woken as from level 1, and
-    serves only if its canary says so; where there is nothing to compare with, a new process is the one thing
-    that is certain (`transitions` fails the proof then, and the launcher restarts it).
-    """
-    if reload_trusted:
-        return Belief(Depth.OFFLOADED, reason)
-    depth = Depth.SLEEPING if asleep else Depth.AWAKE
-    return Belief(depth, f"{reason}; its weights may not be reloaded, so its canary decides", proven=False)
 
 
 def _tick(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:

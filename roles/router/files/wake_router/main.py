@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import aiohttp
 import uvicorn
 
 from wake_router import spool
@@ -23,12 +24,12 @@ from wake_router.executor import Executor
 from wake_router.forwarding import Forwarder, Limits
 from wake_router.http_protocol import PublicProtocol
 from wake_router.metrics import Metrics
-from wake_router.proxy import new_session
 from wake_router.public_api import PublicApi
 from wake_router.realtime import MESSAGE_MAX_BYTES
 from wake_router.registry import Registry, RegistryError, read_registry
 from wake_router.response_ids import ResponseIds
 from wake_router.settings import Address, Settings, SettingsError, Tls, read_settings
+from wake_router.upstream import KEEP_ALIVE_SECONDS, Pool
 
 ACCEPTS_PER_TURN: Final = 32
 
@@ -93,9 +94,8 @@ def _several(listener: socket.socket) -> list[socket.socket]:
 async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: list[socket.socket]) -> None:
     clock, metrics = SystemClock(), Metrics()
     events = Events(clock)
-    async with new_session(
-        settings.connect_timeout_seconds, settings.upstream_idle_timeout_seconds
-    ) as session:
+    pool = Pool(clock, settings.connect_timeout_seconds, settings.upstream_idle_timeout_seconds)
+    async with _new_session(settings) as session:
         executor = Executor(settings, session, clock, events, metrics)
         executor.load(registry)
         executor.start()
@@ -108,7 +108,7 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
         response_ids = ResponseIds(
             settings.state / "response_ids", lambda error: events.emit("disk", service=None, error=error)
         )
-        forwarder = Forwarder(executor, session, clock, limits, response_ids)
+        forwarder = Forwarder(executor, pool, session, clock, limits, response_ids)
         origins = Origins(settings.cors_origins)
         public = PublicApi(executor, forwarder, gate, origins, clock, events, metrics)
         public_server = _server(public, settings, settings.tls)
@@ -141,8 +141,25 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
             server.should_exit = True
         transitions = asyncio.create_task(executor.finish_stop(settings.stop_timeout_seconds))
         await asyncio.gather(transitions, *serving)
+        await pool.close()
         response_ids.close()
         events.emit("stopped")
+
+
+def _new_session(settings: Settings) -> aiohttp.ClientSession:
+    """The client for orders to engines and for websockets; requests go through the pool."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+        timeout=aiohttp.ClientTimeout(
+            total=None,
+            sock_connect=settings.connect_timeout_seconds,
+            sock_read=settings.upstream_idle_timeout_seconds,
+        ),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        trust_env=False,
+    )
 
 
 def _load_certificate(context: ssl.SSLContext, tls: Tls) -> None:

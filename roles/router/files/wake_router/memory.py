@@ -26,6 +26,8 @@ class Memory:
 
     definition: str = ""
     canary: Answer | None = None
+    image_canary: Answer | None = None
+    """What it said about the canary's picture; None for one that sees nothing."""
     canary_attempts: int = 0
     """How often recording one was begun; an engine that doesn't survive it isn't asked again and again."""
     level_2_round_trips: int = 0
@@ -64,11 +66,11 @@ class MemoryStore:
 
 
 def _render(memory: Memory) -> dict[str, Any]:
-    answer = memory.canary
     return {
         "schema_version": SCHEMA_VERSION,
         "definition": memory.definition,
-        "canary": answer and {"kind": answer.kind, "rows": answer.rows, "tokens": answer.tokens},
+        "canary": _render_answer(memory.canary),
+        "image_canary": _render_answer(memory.image_canary),
         "canary_attempts": memory.canary_attempts,
         "level_2_round_trips": memory.level_2_round_trips,
         "level_2_broken": memory.level_2_broken,
@@ -77,13 +79,18 @@ def _render(memory: Memory) -> dict[str, Any]:
     }
 
 
+def _render_answer(answer: Answer | None) -> dict[str, Any] | None:
+    return None if answer is None else {"kind": answer.kind, "rows": answer.rows, "tokens": answer.tokens}
+
+
 def _parse(document: dict[str, Any]) -> Memory:
     if document["schema_version"] != SCHEMA_VERSION:
         return Memory()
-    canary = document["canary"]
+    canary, image_canary = document["canary"], document.get("image_canary")
     return Memory(
         definition=str(document["definition"]),
         canary=canary and _parse_answer(canary),
+        image_canary=image_canary and _parse_answer(image_canary),
         canary_attempts=int(document["canary_attempts"]),
         level_2_round_trips=int(document["level_2_round_trips"]),
         level_2_broken=document["level_2_broken"],

@@ -7,7 +7,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from wake_router.lifecycle import Depth
+from wake_router.lifecycle import Condition, Depth, ServiceState
+from wake_router.tokens import Tokens
 
 _WAKE_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 600, 1800)
 _REQUEST_BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1200)
@@ -20,6 +21,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "frontdoor_requests", "Answered requests", ["service", "key", "status"], registry=self.registry
+        )
+        self.tokens = Counter(
+            "frontdoor_tokens",
+            "Tokens that engines report, prompt or completion",
+            ["service", "key", "kind"],
+            registry=self.registry,
         )
         self.refusals = Counter(
             "frontdoor_refusals", "Requests answered by the router itself", ["code"], registry=self.registry
@@ -70,6 +77,15 @@ class Metrics:
             ["service", "depth"],
             registry=self.registry,
         )
+        self.condition = Gauge(
+            "frontdoor_condition",
+            "1 for a condition that a service is in: draining, maintenance, quarantined, ...",
+            ["service", "condition"],
+            registry=self.registry,
+        )
+        self.cordoned = Gauge(
+            "frontdoor_device_cordoned", "1 for a device that is cordoned", ["device"], registry=self.registry
+        )
         self.depth_seconds = Counter(
             "frontdoor_depth_seconds",
             "Time spent at each depth",
@@ -77,13 +93,23 @@ class Metrics:
             registry=self.registry,
         )
 
-    def show(self, services: Iterable[tuple[str, Depth, int, int]]) -> bytes:
-        """The exposition text, for (service, depth, in flight, held) as they are now."""
-        for gauge in (self.in_flight, self.held, self.depth):
+    def count_tokens(self, service: str, key: str, tokens: Tokens | None) -> None:
+        """Count what an answer reported; None: nothing."""
+        if tokens is not None:
+            self.tokens.labels(service, key, "prompt").inc(tokens.prompt)
+            self.tokens.labels(service, key, "completion").inc(tokens.completion)
+
+    def show(self, services: Iterable[tuple[str, ServiceState]], cordoned: Iterable[str]) -> bytes:
+        """The exposition text, for the services and the cordoned devices as they are now."""
+        for gauge in (self.in_flight, self.held, self.depth, self.condition, self.cordoned):
             gauge.clear()
-        for name, depth, in_flight, held in services:
-            self.in_flight.labels(name).set(in_flight)
-            self.held.labels(name).set(held)
-            for each in Depth:
-                self.depth.labels(name, each.value).set(each is depth)
+        for name, state in services:
+            self.in_flight.labels(name).set(state.in_flight)
+            self.held.labels(name).set(state.held)
+            for depth in Depth:
+                self.depth.labels(name, depth.value).set(depth is state.depth)
+            for condition in Condition:
+                self.condition.labels(name, condition.value).set(condition in state.conditions)
+        for device in cordoned:
+            self.cordoned.labels(device).set(1)
         return generate_latest(self.registry)

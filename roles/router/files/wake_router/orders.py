@@ -188,7 +188,7 @@ class Orders:
                 await transitions.record_canary(handle.engine, handle.service, notebook)
                 return "recorded" if notebook.memory.canary is not None else "not possible, see the log"
             expected = notebook.memory.canary
-            problem = await transitions.canary_problem(handle.engine, handle.service, expected)
+            problem = await transitions.canary_problem(handle.engine, handle.service, notebook.memory)
         except EngineError as error:
             raise OrderError(f"Service '{name}' can't be proven: {error}") from None
         if problem:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
+from wake_router.http_protocol import OUTLET, Outlet
 from wake_router.openai_errors import AnswerError, engine_broke_off
+from wake_router.tokens import BYTES_KEPT, CHUNKS_KEPT
+from wake_router.upstream import BrokenOffError, Connection, Headers, Pool, request_head
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = Iterable[tuple[bytes, bytes]]
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -36,22 +35,6 @@ _HOP_BY_HOP: Final = frozenset(
 _NOT_TO_ENGINE: Final = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", b"prefer"}
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _NOT_TO_CLIENT: Final = _HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
-_NO_AUTOMATIC_HEADERS: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-KEEP_ALIVE_SECONDS: Final = 4.0
-"""An idle connection is given up before vLLM does it (5 s), so that no request is sent into a closing one."""
-
-
-class NotReachedError(Exception):
-    """No connection to the engine: the request has not been sent."""
-
-
-class BrokenOffError(Exception):
-    """The engine took the request, and its connection ended before an answer began."""
-
-    def __init__(self, reason: str, may_replay: bool = True) -> None:
-        super().__init__(reason)
-        self.may_replay = may_replay
 
 
 @dataclass(slots=True)
@@ -76,6 +59,14 @@ class Exchange:
     """Whether the client's credentials are for the engine (the router itself needs none)."""
     model: str = ""
     """The model that it is for, as its engine knows it."""
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=CHUNKS_KEPT))
+    """The end of the answer so far, where engines report their usage."""
+
+    @property
+    def outlet(self) -> Outlet:
+        """The short cut to its client."""
+        outlet: Outlet = self.scope["extensions"][OUTLET]
+        return outlet
 
     def header(self, name: bytes) -> str | None:
         """A header of the request by its lower-case name; the first one."""
@@ -90,6 +81,12 @@ class Exchange:
             self.cut_reason = reason
             self.task.cancel()
 
+    def leave(self) -> None:
+        """The client is gone: nobody is there for whom to work."""
+        if not self.finished:
+            self.client_gone = True
+            self.task.cancel()
+
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the head of the answer, with the request's id."""
         self.status = status
@@ -99,16 +96,18 @@ class Exchange:
     async def write(self, chunk: bytes) -> None:
         """Send a part of the body."""
         self.bytes_out += len(chunk)
+        self.tail.append(chunk[-BYTES_KEPT:])
         await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
         """Send the last part of the body."""
         self.bytes_out += len(chunk)
+        self.tail.append(chunk[-BYTES_KEPT:])
         self.finished = True
         await self.send({"type": "http.response.body", "body": chunk, "more_body": False})
 
     async def answer(
-        self, status: int, body: bytes, headers: Headers = (), content_type: bytes = b""
+        self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), content_type: bytes = b""
     ) -> None:
         """Send a whole answer, JSON by default."""
         head = [
@@ -137,88 +136,94 @@ class Exchange:
             await self.start(200, [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")])
 
 
-def new_session(connect_timeout_seconds: float, idle_timeout_seconds: float) -> aiohttp.ClientSession:
-    """The connection pool to all engines. Nothing limits it but the engines: requests must never wait in it
-    unseen.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=connect_timeout_seconds, sock_read=idle_timeout_seconds
-        ),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_NO_AUTOMATIC_HEADERS,
-        trust_env=False,
-    )
+class _Pieces:
+    """Hands an engine's pieces to the client at once, and slows the engine down to the client's pace."""
+
+    __slots__ = ("_clock", "_exchange", "_keep", "_see", "_write")
+
+    def __init__(self, exchange: Exchange, clock: Callable[[], float], see: Callable[[bytes], None] | None):
+        self._exchange = exchange
+        self._clock = clock
+        self._see = see
+        self._write = exchange.outlet.write
+        self._keep = exchange.tail.append
+
+    def note(self, piece: bytes) -> None:
+        """A piece has come; of the first one more is known."""
+        if piece and self._exchange.first_byte_at is None:
+            self._exchange.first_byte_at = self._clock()
+            if self._see is not None:
+                self._see(piece)
+
+    def write(self, piece: bytes) -> bool:
+        """Pass a piece on; False: the client has to catch up first."""
+        self.note(piece)
+        self._exchange.bytes_out += len(piece)
+        self._keep(piece[-BYTES_KEPT:])
+        return self._write(piece)
 
 
 async def relay(
-    session: aiohttp.ClientSession,
+    pool: Pool,
     exchange: Exchange,
-    url: URL,
-    body: bytes | IO[bytes] | None,
+    base_url: str,
+    target: str,
+    body: bytes | IO[bytes],
+    size: int,
     clock: Callable[[], float],
     see: Callable[[bytes], None] | None = None,
 ) -> None:
-    """Send a request and stream its answer back; `see` is shown the answer's first chunk.
+    """Send a request and stream its answer back; `see` is shown the answer's first piece.
 
     Raises NotReachedError or BrokenOffError while nothing has been answered yet; afterwards a failure of the
     engine is told to the client inside the stream, or by an answer that visibly breaks off.
     """
+    connection = await pool.connect(base_url)
     try:
-        response = await session.request(
-            exchange.scope["method"],
-            url,
-            data=body,
-            headers=_headers_to_engine(exchange),
-            allow_redirects=False,
-        )
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise NotReachedError(str(error)) from None
-    except TimeoutError:
-        raise BrokenOffError("it sent nothing for too long", may_replay=False) from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise BrokenOffError(str(error) or type(error).__name__) from None
-    try:
-        await _relay_answer(exchange, response, clock, see)
+        method = "GET" if exchange.scope["method"] == "HEAD" else exchange.scope["method"]
+        declared = size if size or method != "GET" else None
+        host = base_url.removeprefix("http://")
+        await connection.ask(request_head(method, target, host, _headers_to_engine(exchange), declared), body)
+        await _relay_answer(exchange, connection, _Pieces(exchange, clock, see))
     finally:
-        # Closing (not releasing) an answer that wasn't read to its end is what tells vLLM to stop generating.
-        response.close() if not response.content.at_eof() else response.release()
+        exchange.outlet.when_room = None
+        pool.release(base_url, connection)
 
 
-async def _relay_answer(
-    exchange: Exchange,
-    response: aiohttp.ClientResponse,
-    clock: Callable[[], float],
-    see: Callable[[bytes], None] | None,
-) -> None:
-    event_stream = response.content_type == "text/event-stream"
+async def _relay_answer(exchange: Exchange, connection: Connection, pieces: _Pieces) -> None:
+    event_stream = _is_event_stream(connection.headers)
     if exchange.status:
-        if response.status != 200 or not event_stream:
-            await exchange.finish(_as_last_event(await response.read()))
+        if connection.status != 200 or not event_stream:
+            await exchange.finish(_as_last_event(await _read(exchange, connection)))
             return
     else:
         exchange.event_stream = event_stream
-        await exchange.start(response.status, _headers_to_client(response, event_stream))
+        await exchange.start(connection.status, _headers_to_client(connection.headers, event_stream))
+    exchange.outlet.when_room = connection.resume
     try:
-        async for chunk in response.content.iter_any():
-            if exchange.first_byte_at is None:
-                exchange.first_byte_at = clock()
-                if see is not None:
-                    see(chunk)
-            if response.content.at_eof():
-                await exchange.finish(chunk)
-                return
-            await exchange.write(chunk)
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        if not event_stream or response.headers.get("Content-Length"):
-            # No last chunk follows: the server closes the connection, and the client sees that the answer is
-            # cut.
-            return
-        await exchange.finish(engine_broke_off(exchange.model).server_sent_event())
+        last = await connection.stream(pieces)
+    except BrokenOffError:
+        if event_stream and not any(name == b"content-length" for name, _ in connection.headers):
+            await exchange.finish(engine_broke_off(exchange.model).server_sent_event())
+        # Otherwise no last chunk follows: the server closes the connection, and the client sees that the
+        # answer is cut.
         return
-    await exchange.finish()
+    pieces.note(last)
+    await exchange.finish(last)
+
+
+async def _read(exchange: Exchange, connection: Connection) -> bytes:
+    try:
+        return await connection.read()
+    except BrokenOffError:
+        return engine_broke_off(exchange.model).body()
+
+
+def _is_event_stream(headers: Headers) -> bool:
+    for name, value in headers:
+        if name == b"content-type":
+            return value.partition(b";")[0].strip().lower() == b"text/event-stream"
+    return False
 
 
 def _as_last_event(body: bytes) -> bytes:
@@ -227,32 +232,31 @@ def _as_last_event(body: bytes) -> bytes:
     return ("event: error\n" + "".join(f"data: {line}\n" for line in lines) + "\n").encode()
 
 
-def _headers_to_engine(exchange: Exchange) -> CIMultiDict[str]:
+def _headers_to_engine(exchange: Exchange) -> Headers:
     raw = exchange.scope["headers"]
     dropped = _NOT_TO_ENGINE | _named_by_connection(raw)
     if not exchange.keep_credentials:
         dropped |= _CREDENTIALS
-    headers = CIMultiDict(
-        (key.decode("latin-1"), value.decode("latin-1")) for key, value in raw if key not in dropped
-    )
-    headers["x-request-id"] = exchange.request_id.decode("latin-1")
+    headers = [(name, value) for name, value in raw if name not in dropped]
+    headers.append((b"x-request-id", exchange.request_id))
     return headers
 
 
-def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Headers that the sender declares to be for the next hop only."""
     return frozenset(
         name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")
     )
 
 
-def _headers_to_client(response: aiohttp.ClientResponse, event_stream: bool) -> list[tuple[bytes, bytes]]:
-    raw = [(key.lower(), value) for key, value in response.raw_headers]
+def _headers_to_client(raw: Headers, event_stream: bool) -> Headers:
     dropped = _NOT_TO_CLIENT | _named_by_connection(raw)
     headers = [
-        (key, value) for key, value in raw if key not in dropped and not key.startswith(b"access-control-")
+        (name, value)
+        for name, value in raw
+        if name not in dropped and not name.startswith(b"access-control-")
     ]
     if event_stream:
-        headers = [(key, value) for key, value in headers if key != b"x-accel-buffering"]
+        headers = [(name, value) for name, value in headers if name != b"x-accel-buffering"]
         headers.append((b"x-accel-buffering", b"no"))
     return headers

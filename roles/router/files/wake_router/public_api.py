@@ -23,6 +23,7 @@ from wake_router.openai_errors import AnswerError, model_not_found, router_faile
 from wake_router.proxy import Exchange, Receive, Scope, Send
 from wake_router.registry import Service
 from wake_router.surface import HEALTH_PATH, Route, Where, find_route
+from wake_router.tokens import reported_tokens
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 CLIENT_CLOSED_REQUEST: Final = 499
@@ -178,6 +179,7 @@ class PublicApi:
         self._metrics.requests.labels(service, account.key or "", str(status)).inc()
         if account.service is not None:
             self._metrics.request_seconds.labels(service).observe(now - account.began)
+            self._metrics.count_tokens(service, account.key or "", reported_tokens(exchange.tail))
         if account.error is not None:
             self._metrics.refusals.labels(account.error).inc()
         if exchange.scope["path"] == HEALTH_PATH and status == 200:

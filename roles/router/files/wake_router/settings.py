@@ -5,6 +5,7 @@
 | FRONTDOOR_REGISTRY | /registry/registry.json | path | the services (see `registry`) |
 | FRONTDOOR_STATE | /state | path | folder for what must survive a restart |
 | FRONTDOOR_ADMIN_TOKEN_FILE | /secrets/admin-token | path | what state-changing admin calls must present |
+| FRONTDOOR_EVIDENCE | /evidence | path | folder of the diagnostics' evidence, to be shown |
 | FRONTDOOR_LAUNCHER_TOKENS | /secrets/launchers | path | `<service>/token` in it: to order restarts |
 | ROUTER_PUBLIC_ADDRESS | 0.0.0.0:8000 | host:port | OpenAI surface |
 | ROUTER_ADMIN_ADDRESS | 127.0.0.1:8010 | host:port | admin surface |
@@ -83,6 +84,7 @@ class Settings:
     registry: Path
     state: Path
     admin_token_file: Path
+    evidence: Path
     launcher_tokens: Path
     public_address: Address
     admin_address: Address
@@ -127,6 +129,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         registry=Path(reader.text("FRONTDOOR_REGISTRY", "/registry/registry.json")),
         state=Path(reader.text("FRONTDOOR_STATE", "/state")),
         admin_token_file=Path(reader.text("FRONTDOOR_ADMIN_TOKEN_FILE", "/secrets/admin-token")),
+        evidence=Path(reader.text("FRONTDOOR_EVIDENCE", "/evidence")),
         launcher_tokens=Path(reader.text("FRONTDOOR_LAUNCHER_TOKENS", "/secrets/launchers")),
         public_address=reader.address("ROUTER_PUBLIC_ADDRESS", "0.0.0.0:8000"),
         admin_address=reader.address("ROUTER_ADMIN_ADDRESS", "127.0.0.1:8010"),

@@ -154,6 +154,25 @@ async def record_canary(engine: Engine, service: Service, notebook: Notebook) ->
         return
     await notebook.learn(replace(notebook.memory, canary=first))
     notebook.note("canary recorded")
+    if service.task == "generate":
+        await _record_image_canary(engine, service, notebook)
+
+
+async def _record_image_canary(engine: Engine, service: Service, notebook: Notebook) -> None:
+    """Whether a model sees is found out by asking it, once: not where the other canary is known."""
+    try:
+        first, second = [await engine.ask_about_image(service.model) for _ in range(2)]
+    except EngineUnreachableError:
+        raise
+    except EngineError as error:
+        notebook.note(f"no canary with a picture: {error}")
+        return
+    problem = canary.degeneracy(first) or canary.degeneracy(second) or canary.difference(first, second)
+    if problem:
+        notebook.note(f"no canary with a picture: {problem}")
+        return
+    await notebook.learn(replace(notebook.memory, image_canary=first))
+    notebook.note("canary with a picture recorded")
 
 
 async def _prove(task: Assignment) -> None:
@@ -165,7 +184,7 @@ async def _prove(task: Assignment) -> None:
         raise EngineError("no canary is recorded for it, so nothing but a new process proves it.")
     if expected is None and start.repairing and len(task.service.devices) > 1:
         raise EngineError("no canary is recorded for it and it spans several devices; restart its container.")
-    problem = await canary_problem(task.engine, task.service, expected)
+    problem = await canary_problem(task.engine, task.service, task.notebook.memory)
     if start.from_depth is Depth.OFFLOADED and task.real_level_2 and expected is not None:
         await task.notebook.learn(_judged(task.notebook.memory, problem))
     if problem:
@@ -179,11 +198,24 @@ def _judged(memory: Memory, problem: str | None) -> Memory:
     return replace(memory, level_2_round_trips=memory.level_2_round_trips + 1)
 
 
-async def canary_problem(engine: Engine, service: Service, expected: canary.Answer | None) -> str | None:
+async def canary_problem(engine: Engine, service: Service, memory: Memory) -> str | None:
     """Why an engine fails its canary twice in a row, None when it passes; raises EngineError when it can't
     be asked.
     """
-    return await _once_more(lambda: _canary_problem(engine, service, expected))
+    expected = memory.canary
+    problem = await _once_more(lambda: _canary_problem(engine, service, expected))
+    seen = memory.image_canary
+    if problem is None and seen is not None:
+        problem = await _once_more(lambda: _image_problem(engine, service, seen))
+    return problem
+
+
+async def _image_problem(engine: Engine, service: Service, expected: canary.Answer) -> str | None:
+    try:
+        answer = await engine.ask_about_image(service.model)
+    except CanaryUnavailableError as error:
+        return str(error)
+    return canary.degeneracy(answer) or canary.difference(expected, answer)
 
 
 async def _once_more(ask: Callable[[], Awaitable[str | None]]) -> str | None:

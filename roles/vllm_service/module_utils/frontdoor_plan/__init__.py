@@ -15,6 +15,7 @@ from .instance import Instance
 from .model import Desired, Discovered, Plan, Refusal
 from .planning import check_declaration, merged, plan, plan_declaration
 from .prediction import UNKNOWN_IMAGE_ID, predict
+from .releasing import declaration_of_release, release_content, release_files
 from .render import ComposeProject, Rendering, render
 from .rules.arguments import check_answer, commands
 from .rules.gate import cpu_devices_needed, probes_needed
@@ -40,6 +41,7 @@ __all__ = [
     "check_declaration",
     "commands",
     "cpu_devices_needed",
+    "declaration_of_release",
     "discovered_from_box",
     "endpoint",
     "engines_to_stop",
@@ -53,6 +55,8 @@ __all__ = [
     "probes_needed",
     "questions",
     "refusal_message",
+    "release_content",
+    "release_files",
     "render",
     "usage_lines",
 ]

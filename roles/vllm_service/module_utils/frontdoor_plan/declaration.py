@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from . import values
+from . import router_settings, values
 from .instance import (
     DEFAULT_INSTANCE,
     FIRST_SLOT,
@@ -118,15 +118,19 @@ READ_VARIABLES = frozenset(
         "vllm_service_cpu_kv_cache_gib",
         "vllm_service_devices",
         "vllm_service_docker_host",
+        "vllm_service_drain_seconds",
         "vllm_service_environment",
         "vllm_service_healthy_timeout_seconds",
         "vllm_service_host_memory_limit",
         "vllm_service_image",
         "vllm_service_memory_limit",
         "vllm_service_models_root",
+        "vllm_service_prove_timeout_seconds",
         "vllm_service_services",
         "vllm_service_weights_required",
         *(f"router_{key}" for key in _ROUTER_READERS),
+        *(f"router_{setting.key}" for setting in router_settings.SETTINGS),
+        *(f"router_{key}" for key in router_settings.SECRET_KEYS),
     }
 )
 """The variables whose values the plan reads; of all others only the names count."""
@@ -222,6 +226,12 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
             values.whole_number(1, 86_400, "seconds"),
             900,
         ),
+        drain_seconds=parsing.optional(
+            raw, "vllm_service_drain_seconds", values.whole_number(0, 86_400, "seconds"), 120
+        ),
+        prove_timeout_seconds=parsing.optional(
+            raw, "vllm_service_prove_timeout_seconds", values.whole_number(1, 86_400, "seconds"), 900
+        ),
     )
     return Declaration(desired, tuple(parsing.refusals))
 
@@ -287,7 +297,38 @@ def _router(parsing: _Parsing, raw: Mapping[str, Any]) -> RouterSettings:
         if raw.get(name) is not None:
             found = parsing.take(name, raw[name], read)
             settings |= {} if found is None else {key: found}
-    return RouterSettings(**settings)
+    further = _router_environment(parsing, raw)
+    return RouterSettings(**settings, settings=further, secrets=_router_secrets(parsing, raw))
+
+
+def _router_environment(parsing: _Parsing, raw: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for setting in router_settings.SETTINGS:
+        value = raw.get(f"router_{setting.key}")
+        if value is None or value in ("", []):
+            continue
+        text = parsing.take(f"router_{setting.key}", value, setting.read)
+        if text is not None:
+            found[setting.environment] = text
+    return found
+
+
+def _router_secrets(parsing: _Parsing, raw: Mapping[str, Any]) -> router_settings.Secrets:
+    found: dict[str, Any] = {}
+    for key, read in router_settings.SECRET_READERS.items():
+        if raw.get(f"router_{key}") is not None:
+            value = parsing.take(f"router_{key}", raw[f"router_{key}"], read, secret=True)
+            found |= {} if value is None else {key: value}
+    secrets = router_settings.Secrets(**found)
+    if bool(secrets.tls_certificate) != bool(secrets.tls_key):
+        given, missing = ("certificate", "key") if secrets.tls_certificate else ("key", "certificate")
+        parsing.refuse(
+            f"router_tls_{missing}",
+            f"router_tls_{given} is set and router_tls_{missing} isn't.",
+            "TLS needs both.",
+            f"Set router_tls_{missing} too, or remove router_tls_{given}.",
+        )
+    return secrets
 
 
 def _services(parsing: _Parsing, raw: Any, models_root: str) -> tuple[Service, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from .instance import LOCKS
@@ -10,6 +11,7 @@ from .model import Desired, Plan
 from .render import (
     ADMIN_TOKEN,
     LAUNCHER,
+    LAUNCHER_TOKENS,
     REGISTRY,
     ROUTER_COMPOSE,
     ROUTER_ENVIRONMENT,
@@ -23,13 +25,23 @@ _LOG_LINES = 30
 _TOKEN_BYTES = 32
 
 
-def engines(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
-    """Parameters for the engines' project."""
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier release as it would be deployed today; what fails goes back to it."""
+
+    name: str
+    rendering: Rendering
+
+
+def engines(
+    plan: Plan, rendering: Rendering, desired: Desired, earlier: Earlier | None = None
+) -> dict[str, Any]:
+    """Parameters for the engines' project, which keeps the registry as well: it follows the containers."""
     root = plan.instance.root
     paths = [path for path in rendering.files if path.startswith("engines/")]
     return {
         **_common(plan, rendering.engines, desired),
-        "files": _files(rendering, [*paths, LAUNCHER]),
+        "files": _files(rendering, [*paths, LAUNCHER, REGISTRY]),
         "directories": [
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
@@ -37,31 +49,78 @@ def engines(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any
             _folder(plan.instance.clearance),
         ],
         "secrets": [],
-        "reload": None,
+        "reload": _reload(plan, "registry/"),
+        "replacement": {
+            "url": admin_url(plan),
+            "token_file": f"{root}/{ADMIN_TOKEN}",
+            "registry": REGISTRY,
+            "waves": [list(wave) for wave in plan.waves],
+            "drain_seconds": desired.drain_seconds,
+            "prove_seconds": desired.prove_timeout_seconds,
+        },
+        "previous": _previous(earlier, "engines/", lambda rendering: rendering.engines),
     }
 
 
-def router(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
-    """Parameters for the router's project. The router's own user gets what it reads, and no more."""
+def router(
+    plan: Plan, rendering: Rendering, desired: Desired, earlier: Earlier | None = None
+) -> dict[str, Any]:
+    """Parameters for the router's project. The router's own user gets what it reads, and no more.
+
+    Of the registry it gets the first one here; from then on it changes with the engines.
+    """
     root, state = plan.instance.root, plan.instance.state
     uid, gid = str(plan.router.uid), str(plan.router.gid)
+    launchers = [f"{LAUNCHER_TOKENS}/{placement.service.name}" for placement in plan.placements]
     return {
         **_common(plan, rendering.router, desired),
-        "files": _files(rendering, [ROUTER_COMPOSE, ROUTER_ENVIRONMENT, REGISTRY]),
+        "files": [
+            *_files(rendering, [ROUTER_COMPOSE, ROUTER_ENVIRONMENT]),
+            *(
+                {**file, "group": gid}
+                for file in _files(rendering, [path for path in rendering.files if _is_secret(path)])
+            ),
+            *({**file, "once": True} for file in _files(rendering, [REGISTRY])),
+        ],
         "directories": [
             _folder(f"{root}/router", mode="0750"),
             _folder(f"{root}/registry"),
             _folder(f"{root}/secrets", mode="0750", group=gid),
+            *(_folder(f"{root}/{path}", mode="0750", group=gid) for path in (LAUNCHER_TOKENS, *launchers)),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
+            _folder(plan.instance.evidence),
         ],
         "secrets": [
-            {"path": ADMIN_TOKEN, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
+            {"path": path, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
+            for path in (ADMIN_TOKEN, *(f"{folder}/token" for folder in launchers))
         ],
-        "reload": {
-            "url": f"{admin_url(plan)}/admin/reload",
-            "token_file": f"{root}/{ADMIN_TOKEN}",
-            "when_changed": "registry/",
-        },
+        "reload": _reload(plan, "secrets/"),
+        "replacement": None,
+        "previous": _previous(earlier, "router/", lambda rendering: rendering.router),
+    }
+
+
+def _reload(plan: Plan, when_changed: str) -> dict[str, str]:
+    token_file = f"{plan.instance.root}/{ADMIN_TOKEN}"
+    return {"url": admin_url(plan), "token_file": token_file, "when_changed": when_changed}
+
+
+def _previous(
+    earlier: Earlier | None, folder: str, project_of: Callable[[Rendering], ComposeProject]
+) -> dict[str, Any] | None:
+    if earlier is None:
+        return None
+    files = {
+        path: content
+        for path, content in earlier.rendering.files.items()
+        if path.startswith(folder) or path == REGISTRY
+    }
+    return {
+        "name": earlier.name,
+        "compose": dict(project_of(earlier.rendering).definition),
+        "files": [
+            {"path": path, "secret_content": content.decode("utf-8")} for path, content in files.items()
+        ],
     }
 
 
@@ -107,7 +166,7 @@ def _files(rendering: Rendering, paths: Iterable[str]) -> list[dict[str, Any]]:
 
 def _file(path: str, content: str) -> dict[str, Any]:
     """A file. Environments may hold secrets: only root reads them (Compose is root), and nobody logs them."""
-    private = path.endswith(".env")
+    private = path.endswith(".env") or _is_secret(path)
     return {
         "path": path,
         "secret_content" if private else "content": content,
@@ -115,6 +174,10 @@ def _file(path: str, content: str) -> dict[str, Any]:
         "owner": _ROOT_USER,
         "group": _ROOT_USER,
     }
+
+
+def _is_secret(path: str) -> bool:
+    return path.startswith("secrets/")
 
 
 def _folder(

@@ -125,6 +125,8 @@ def launcher_entrypoint(placement: Placement) -> list[str]:
         f"http://127.0.0.1:{ENGINE_PORT}/health",
         "--state-port",
         str(LAUNCHER_PORT),
+        "--token-file",
+        "/launcher-token/token",
         "--",
     ]
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from .instance import Instance
+from .router_settings import Secrets
 
 Task = Literal["generate", "embed", "rerank"]
 DeviceKind = Literal["cuda", "cpu"]
@@ -87,6 +88,15 @@ class RouterSettings:
     hold_max_seconds: int = 600
     uid: int = 10810
     gid: int = 10810
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of the router."""
+    secrets: Secrets = field(default_factory=Secrets)
+
+    @property
+    def health_port(self) -> int | None:
+        """The TCP port of the listener for a balancer's checks, None without one."""
+        address = self.settings.get("ROUTER_HEALTH_ADDRESS")
+        return int(address.rpartition(":")[2]) if address else None
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,8 @@ class Desired:
     fetched_models: frozenset[str] = frozenset()
     docker_host: str = "unix:///var/run/docker.sock"
     healthy_timeout_seconds: int = 900
+    drain_seconds: int = 120
+    prove_timeout_seconds: int = 900
 
 
 @dataclass(frozen=True)
@@ -292,3 +304,8 @@ class Plan:
     host_memory_bytes: int = 0
     host_memory_limit: Decimal = Decimal("0.9")
     warnings: tuple[str, ...] = ()
+
+    @property
+    def public_scheme(self) -> str:
+        """How clients begin the front door's address."""
+        return "https" if self.router.secrets.has_tls else "http"

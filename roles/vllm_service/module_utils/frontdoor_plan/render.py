@@ -35,6 +35,7 @@ ROUTER_ENVIRONMENT = "router/router.env"
 REGISTRY = "registry/registry.json"
 LAUNCHER = "launcher/launcher.py"
 ADMIN_TOKEN = "secrets/admin-token"
+LAUNCHER_TOKENS = "secrets/launchers"
 
 _LOGGING = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
 _STOP_GRACE_PERIOD = "60s"
@@ -81,6 +82,7 @@ def render(plan: Plan, launcher: bytes) -> Rendering:
         **{f"engines/{name}.env": content for name, content in environments.items()},
         ROUTER_COMPOSE: _compose_file(router, "The router", "the variables router_*"),
         ROUTER_ENVIRONMENT: router_environment,
+        **plan.router.secrets.files(),
         REGISTRY: registry(plan, engines.definition),
         LAUNCHER: launcher,
     }
@@ -176,6 +178,12 @@ def _engine(plan: Plan, placement: Placement, environment: str, launcher: str) -
                 _bind(f"{plan.instance.root}/launcher", "/launcher", read_only=True),
                 _bind(LOCKS, "/locks", read_only=False),
                 _bind(plan.instance.clearance, "/clearance", read_only=True),
+                # A token of its own: an engine must not be able to order another one's restart.
+                _bind(
+                    f"{plan.instance.root}/{LAUNCHER_TOKENS}/{service.name}",
+                    "/launcher-token",
+                    read_only=True,
+                ),
             ],
             "networks": {service.name: {"ipv4_address": address}},
             **_debug_port(plan, placement),
@@ -256,6 +264,7 @@ def admin_url(plan: Plan) -> str:
 def _router_environment(plan: Plan) -> dict[str, str]:
     return {
         "FRONTDOOR_ADMIN_TOKEN_FILE": "/secrets/admin-token",
+        "FRONTDOOR_EVIDENCE": "/evidence",
         "FRONTDOOR_REGISTRY": "/registry/registry.json",
         "FRONTDOOR_STATE": "/state",
         "IDLE_OFFLOAD_MIN": str(plan.router.idle_offload_minutes),
@@ -263,18 +272,23 @@ def _router_environment(plan: Plan) -> dict[str, str]:
         "ROUTER_ADMIN_ADDRESS": f"127.0.0.1:{plan.instance.admin_port}",
         "ROUTER_HOLD_MAX": str(plan.router.hold_max_seconds),
         "ROUTER_PUBLIC_ADDRESS": f"{_router_address(plan)}:{plan.instance.public_port}",
+        **plan.router.settings,
+        **plan.router.secrets.environment(),
     }
 
 
 def _router_health_url(plan: Plan) -> str:
     local = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     address = _router_address(plan)
-    return f"http://{local.get(address, address)}:{plan.instance.public_port}/health"
+    return f"{plan.public_scheme}://{local.get(address, address)}:{plan.instance.public_port}/health"
 
 
 def _router_document(plan: Plan, environment: bytes) -> dict[str, Any]:
     instance = plan.instance
-    probe = f"import urllib.request; urllib.request.urlopen('{_router_health_url(plan)}', timeout=4)"
+    # It asks whether the router answers, and not by which name its certificate knows it.
+    context = ", context=ssl._create_unverified_context()" if plan.router.secrets.has_tls else ""
+    ask = f"urllib.request.urlopen('{_router_health_url(plan)}', timeout=4{context})"
+    probe = f"import ssl, urllib.request; {ask}"
     router = {
         "container_name": instance.router_container,
         "image": plan.router_image.id,
@@ -290,6 +304,7 @@ def _router_document(plan: Plan, environment: bytes) -> dict[str, Any]:
             _bind(f"{instance.root}/registry", "/registry", read_only=True),
             _bind(f"{instance.state}/router", "/state", read_only=False),
             _bind(f"{instance.root}/secrets", "/secrets", read_only=True),
+            _bind(instance.evidence, "/evidence", read_only=True),
         ],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],

@@ -19,7 +19,7 @@ _EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def endpoint(plan: Plan) -> str:
     """The front door as clients on the box itself reach it."""
-    return f"http://127.0.0.1:{plan.instance.public_port}"
+    return f"{plan.public_scheme}://127.0.0.1:{plan.instance.public_port}"
 
 
 def questions(plan: Plan) -> list[dict[str, str]]:
@@ -33,7 +33,7 @@ def usage_lines(plan: Plan) -> list[str]:
     services = [placement.service for placement in plan.placements]
     path, body = _EXAMPLES[services[0].task]
     command = (
-        f"curl {endpoint(plan)}/v1/{path} -H 'Content-Type: application/json' "
+        f"curl {_curl_options(plan)}{endpoint(plan)}/v1/{path} -H 'Content-Type: application/json' "
         f"-d '{json.dumps({'model': services[0].model, **body})}'"
     )
     return [
@@ -44,3 +44,9 @@ def usage_lines(plan: Plan) -> list[str]:
         ),
         f"Try: {command}",
     ]
+
+
+def _curl_options(plan: Plan) -> str:
+    """What curl needs for a front door with a certificate for another name, and with keys."""
+    unverified = "--insecure " if plan.router.secrets.has_tls else ""
+    return unverified + ("" if plan.router.secrets.api_keys is None else "-H 'Authorization: Bearer KEY' ")

@@ -80,7 +80,7 @@ def decimal_number(above: str, maximum: str, unit: str) -> Reader[Decimal]:
     span = f"{unit} above {above} and up to {maximum}"
 
     def read(value: Any) -> Decimal:
-        number = _decimal(value)
+        number = decimal_or_none(value)
         if number is None:
             raise WrongValueError(
                 f"It is {kind_of(value)}; needed is {span}.", f"Write {span}, such as {maximum}."
@@ -92,7 +92,8 @@ def decimal_number(above: str, maximum: str, unit: str) -> Reader[Decimal]:
     return read
 
 
-def _decimal(value: Any) -> Decimal | None:
+def decimal_or_none(value: Any) -> Decimal | None:
+    """A decimal number, also when written as a text; None for anything else."""
     if isinstance(value, str) and _DECIMAL_NUMBER.fullmatch(value.strip()):
         return Decimal(value.strip())
     if isinstance(value, bool) or not isinstance(value, int | float):

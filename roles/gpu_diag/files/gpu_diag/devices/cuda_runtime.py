@@ -1,20 +1,20 @@
 """GPUs through the CUDA runtime library itself (ctypes): what torch can't do.
 
-Copies *pulled* by the destination's copy engine, and the source's own look at the destination's memory, which
-makes a mirror visible. Words are made and compared by the host on behalf of the owner, through the owner's
-own copies: slower than torch, so plans for it are smaller. Source: the CUDA Runtime API reference, 12 and 13.
+Copies *pulled* by the destination's copy engine, copies by another process (IPC), and the source's own look
+at the destination's memory, which makes a mirror visible. Words are made and compared by the host on behalf
+of the owner, through the owner's own copies: slower than torch, so plans for it are smaller.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
+from gpu_diag.devices.cuda_ipc import Mover
+from gpu_diag.devices.cuda_library import CudaLibrary, load_library
 from gpu_diag.devices.memory import sampled_windows
 from gpu_diag.devices.protocol import (
     ARENA_WORDS,
@@ -27,8 +27,6 @@ from gpu_diag.devices.protocol import (
 )
 from gpu_diag.p2p.words import HOST, WORD_BYTES, Message, Positions, Words
 
-LIBRARY_VARIABLE = "GPU_DIAG_CUDART"
-_NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12")
 _CHUNK_WORDS = 8 << 20
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 _PEER_ACCESS_ALREADY_ENABLED = 704
@@ -39,41 +37,17 @@ _NAME_BYTES = 32
 def open_runtime() -> CudaDevices:
     """All GPUs. Raises NoDevicesError where the library or a GPU is missing, or memory is short."""
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    return CudaDevices(_load())
-
-
-def _load() -> ctypes.CDLL:
-    for name in _candidates():
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise NoDevicesError(
-        f"the CUDA runtime library (libcudart) was not found: name it in {LIBRARY_VARIABLE}, or run this "
-        "inside the engine's CUDA image"
-    )
-
-
-def _candidates() -> Iterator[str]:
-    given = os.environ.get(LIBRARY_VARIABLE)
-    if given:
-        yield given
-        return
-    yield from _NAMES
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec is not None else ():
-        yield from (str(path) for path in sorted(Path(folder).glob("*/lib/libcudart.so*")))
+    return CudaDevices(load_library())
 
 
 class CudaDevices:
     """See ``Devices``."""
 
-    def __init__(self, library: ctypes.CDLL, arena_words: int = ARENA_WORDS) -> None:
-        self._library = library
-        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+    def __init__(self, library: CudaLibrary, arena_words: int = ARENA_WORDS) -> None:
+        self._library, self._functions = library, library.functions
         self.arena_words = arena_words
         count = ctypes.c_int()
-        if library.cudaGetDeviceCount(ctypes.byref(count)) or not count.value:
+        if self._functions.cudaGetDeviceCount(ctypes.byref(count)) or not count.value:
             raise NoDevicesError("the CUDA runtime sees no GPU: start the container with --gpus all")
         numbers = range(count.value)
         self.devices: Sequence[Device] = [
@@ -87,19 +61,35 @@ class CudaDevices:
         self._scratch = [self._allocate(number, _CHUNK_WORDS) for number in numbers]
         self._host = self._pinned(HOST_ARENA_WORDS)
         self._stage = self._pinned(_CHUNK_WORDS)
+        self._movers: list[Mover] = []
+        self._untested: list[str] = []
+        self._start_movers()
+
+    def _start_movers(self) -> None:
+        """One process for each GPU, which opens the arenas that it may reach. Without IPC there are none."""
+        numbers = range(len(self.devices))
+        if not self._access:
+            return
+        try:
+            handles = [self._library.export(arena) for arena in self._arenas]
+            for source in numbers:
+                reached = [number for number in numbers if (source, number) in self._access]
+                self._movers.append(Mover(self._library.path, source, handles, reached))
+        except DeviceLostError as error:
+            self._untested.append(f"Memory of another process (CUDA IPC) was not tested: {error}.")
+            for mover in self._movers:
+                mover.end()
+            self._movers = []
 
     def _call(self, name: str, *arguments: object) -> None:
-        status = getattr(self._library, name)(*arguments)
-        if status:
-            text = self._library.cudaGetErrorString(status)
-            raise DeviceLostError(f"{name} says {status}: {text.decode() if text else 'no text'}")
+        self._library.call(name, *arguments)
 
     def _use(self, number: int) -> None:
         self._call("cudaSetDevice", number)
 
     def _pci_address(self, number: int) -> str | None:
         text = ctypes.create_string_buffer(_NAME_BYTES)
-        if self._library.cudaDeviceGetPCIBusId(text, _NAME_BYTES, number):
+        if self._functions.cudaDeviceGetPCIBusId(text, _NAME_BYTES, number):
             return None
         return text.value.decode().lower()
 
@@ -110,7 +100,7 @@ class CudaDevices:
 
     def _enable(self, source: int, destination: int) -> bool:
         self._use(source)
-        status = self._library.cudaDeviceEnablePeerAccess(destination, 0)
+        status = self._functions.cudaDeviceEnablePeerAccess(destination, 0)
         return status in (0, _PEER_ACCESS_ALREADY_ENABLED)
 
     def _stream(self, number: int) -> ctypes.c_void_p:
@@ -144,8 +134,12 @@ class CudaDevices:
         return (source, destination) in self._access
 
     def methods(self) -> Sequence[How]:
-        """Pushed by the source's copy engine, and pulled by the destination's."""
-        return ("copy_engine", "pull")
+        """Pushed by the source's copy engine, pulled by the destination's, and pushed by another process."""
+        return ("copy_engine", "pull", "ipc") if self._movers else ("copy_engine", "pull")
+
+    def untested(self) -> Sequence[str]:
+        """Why other processes are left out, where they are."""
+        return self._untested
 
     def _copy_host(self, owner: int, position: int, words: Words, direction: int) -> None:
         self._use(owner)
@@ -170,11 +164,17 @@ class CudaDevices:
         for message in messages:
             if how == "staged":
                 self._through_the_host(message)
+            elif how == "ipc":
+                place, source = message.begin * WORD_BYTES, message.source_begin * WORD_BYTES
+                mover = self._movers[message.source]
+                mover.start(message.destination, place, source, message.count * WORD_BYTES)
             else:
                 issuer = message.destination if how == "pull" else message.source
                 target = self._arenas[message.destination] + message.begin * WORD_BYTES
                 source = self._arenas[message.source] + message.source_begin * WORD_BYTES
                 self._copy_peer(target, message.destination, source, message.source, message.count, issuer)
+        for message in messages if how == "ipc" else ():
+            self._movers[message.source].wait()
         for number in range(len(self.devices)):
             self._use(number)
             self._call("cudaDeviceSynchronize")

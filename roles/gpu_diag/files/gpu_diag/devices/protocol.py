@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from gpu_diag.p2p.words import Message, Positions, Words
 
-How = Literal["copy_engine", "store", "pull", "staged"]
+How = Literal["copy_engine", "store", "pull", "ipc", "staged"]
 
 # Beyond the largest distance that a wrong page is told by (1 GiB), and within 2 GiB, so that engines can
 # stay.
@@ -65,6 +65,9 @@ class Devices(Protocol):
 
     def methods(self) -> Sequence[How]:
         """The ways to move words that these devices have (without ``staged``, which all have)."""
+
+    def untested(self) -> Sequence[str]:
+        """Sentences on ways that these devices should have and that could not be tried."""
 
     def fill(self, owner: int, begin: int, count: int, first_word: int) -> None:
         """The owner writes ``first_word``, ``first_word + 1`` … into its own arena."""

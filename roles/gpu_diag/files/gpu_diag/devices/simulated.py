@@ -59,6 +59,10 @@ class SimulatedDevices:
         """Both ways that GPUs have."""
         return ("copy_engine", "store")
 
+    def untested(self) -> Sequence[str]:
+        """None: both ways are always there."""
+        return ()
+
     def fill(self, owner: int, begin: int, count: int, first_word: int) -> None:
         """The owner's memory holds a ramp from now on."""
         piece = Piece(begin, begin + count, (first_word - begin) % _WORD_LIMIT)

@@ -28,6 +28,7 @@ class Offer:
     access: frozenset[tuple[int, int]]
     methods: tuple[How, ...]
     arena_words: int
+    untested: tuple[str, ...] = ()
 
 
 Opener = Callable[[], Devices]
@@ -134,4 +135,5 @@ def _work(opener: Opener, planner: Planner, theirs: Connection) -> None:
 def _offer(devices: Devices) -> Offer:
     count = range(len(devices.devices))
     access = {(a, b) for a in count for b in count if a != b and devices.peer_access(a, b)}
-    return Offer(tuple(devices.devices), frozenset(access), tuple(devices.methods()), devices.arena_words)
+    methods, untested = tuple(devices.methods()), tuple(devices.untested())
+    return Offer(tuple(devices.devices), frozenset(access), methods, devices.arena_words, untested)

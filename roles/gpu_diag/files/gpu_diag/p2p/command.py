@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("torch", "cuda"),
         default="torch",
         help="what moves the words: torch, or the CUDA runtime itself (slower, smaller sizes; copies that "
-        "are pulled, and what the source sees of them)",
+        "are pulled, copies by another process, and what the source sees of them)",
     )
     parser.add_argument(
         "--cpu", type=int, metavar="N", help="use N shares of this machine's memory instead of GPUs"
@@ -203,7 +203,7 @@ def _evidence(
             "simulated": arguments.simulate,
             "runtime": "cpu" if arguments.cpu else arguments.runtime,
         },
-        evidence=judgement.evidence,
+        evidence=(*judgement.evidence, *offer.untested),
         remediation=remediation(judgement.verdict, judgement.class_),
     )
 

@@ -9,7 +9,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     running = store.begin("weights", "files", folder, identity, started) if store else None
     began = time.monotonic()
     outcome, is_stuck = _check(folder, options, arguments.io_timeout, show=not arguments.json)
-    evidence = _evidence(outcome, started, time.monotonic() - began, identity)
+    evidence = _evidence(outcome, started, time.monotonic() - began, identity, arguments.allow)
     if running is not None:
         running.finish(evidence)
     _print(evidence, outcome, arguments.json)
@@ -180,7 +180,9 @@ def progress_text(done_bytes: int, total_bytes: int, seconds: float) -> str:
     return f"{done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB, {rate / 1e9:.1f} GB/s, {left}"
 
 
-def _evidence(outcome: Outcome, started: datetime, seconds: float, identity: Json) -> Evidence:
+def _evidence(
+    outcome: Outcome, started: datetime, seconds: float, identity: Json, allowed: Iterable[str]
+) -> Evidence:
     return Evidence(
         tool=Tool("weight_check", WEIGHTS_TOOL_VERSION, os.environ.get("GPU_DIAG_IMAGE_DIGEST") or None),
         started_at=timestamp(started),
@@ -188,7 +190,7 @@ def _evidence(outcome: Outcome, started: datetime, seconds: float, identity: Jso
         identity=identity,
         verdict=outcome.verdict,
         class_=outcome.class_,
-        details={**outcome.details, "seconds": round(seconds, 3)},
+        details={**outcome.details, "allowed": sorted(set(allowed)), "seconds": round(seconds, 3)},
         evidence=tuple(fault.sentence for fault in outcome.faults),
         remediation=_remediation(outcome),
     )

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The size of a block stays inside a core's cache: a block is read, hashed and scanned while it is there.
-BLOCK_BYTES = 256 * 1024
+# A block is read, hashed and scanned while it is in a core's cache; smaller ones cost more calls than they
+# save (tests/bench/gpu_diag).
+BLOCK_BYTES = 512 * 1024
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[Any]
@@ -77,40 +78,52 @@ def words(block: Bytes, encoding: Encoding) -> Words:
     return block.view(_UNSIGNED[encoding.word_bytes])
 
 
-def first_nonfinite(block: Bytes, encoding: Encoding, scratch: Bytes) -> int | None:
-    """Index of the first word that isn't finite, or None. ``scratch`` is as large as the block at least."""
+def first_nonfinite(block: Bytes, encoding: Encoding) -> int | None:
+    """Index of the first word that isn't finite, or None."""
     if block.size == 0 or not encoding.can_be_nonfinite:
         return None
     values = words(block, encoding)
     if encoding.nan_only is not None:
-        hits = np.equal(values, encoding.nan_only, out=scratch[: values.size].view(np.bool_))
-        return int(hits.argmax()) if hits.any() else None
-    mask = values.dtype.type(encoding.exponent)
-    exponents = np.bitwise_and(values, mask, out=words(scratch[: block.size], encoding))
-    return int((exponents == mask).argmax()) if exponents.max() == mask else None
+        hits = values == encoding.nan_only
+    else:
+        mask = values.dtype.type(encoding.exponent)
+        hits = (values & mask) == mask
+    return int(hits.argmax()) if hits.any() else None
 
 
 class Screen:
-    """Says fast whether a buffer holds only finite values: its views are made once, not for each block."""
+    """Says fast whether a buffer holds only finite values: its views are made once, not for each block.
 
-    def __init__(self, encoding: Encoding, buffer: Bytes, scratch: Bytes) -> None:
-        self._size = buffer.size
-        self._width = encoding.word_bytes
-        self._values, self._scratch = words(buffer, encoding), words(scratch, encoding)
-        self._single = encoding.exponent is None
-        pattern = encoding.nan_only if encoding.exponent is None else encoding.exponent
-        self._pattern = self._values.dtype.type(pattern or 0)
+    What isn't finite lies at the ends of the integers: without the sign, from the exponent's mask upwards
+    (the mantissa stands below). So two searches for the largest word, as signed and as unsigned integer, do
+    without writing anything down; one is enough for an encoding with a single such value.
+    """
+
+    def __init__(self, encoding: Encoding, buffer: Bytes) -> None:
+        self._size, self._width = buffer.size, encoding.word_bytes
+        signed = buffer.view(_SIGNED[self._width])
+        unsigned = words(buffer, encoding)
+        sign = 1 << (8 * self._width - 1)
+        self._smallest: Words | None = None
+        self._largest: tuple[tuple[Words, int], ...] = ()
+        if encoding.exponent is not None:
+            self._largest = ((signed, encoding.exponent), (unsigned, sign | encoding.exponent))
+        elif encoding.nan_only == sign:
+            self._smallest = signed
+        elif encoding.nan_only is not None:
+            self._largest = ((unsigned, encoding.nan_only),)
 
     def is_finite(self, length: int) -> bool:
         """Whether the first ``length`` bytes of the buffer hold only finite values."""
-        values, scratch = self._values, self._scratch
-        if length != self._size:
-            values, scratch = values[: length // self._width], scratch[: length // self._width]
-        if self._single:
-            np.bitwise_xor(values, self._pattern, out=scratch)
-            return bool(np.minimum.reduce(scratch) != 0)
-        np.bitwise_and(values, self._pattern, out=scratch)
-        return bool(np.maximum.reduce(scratch) != self._pattern)
+        count = length // self._width
+        for words_, first in self._largest:
+            part = words_ if length == self._size else words_[:count]
+            if int(np.maximum.reduce(part)) >= first:
+                return False
+        if self._smallest is None:
+            return True
+        part = self._smallest if length == self._size else self._smallest[:count]
+        return bool(np.minimum.reduce(part) != np.iinfo(part.dtype).min)
 
 
 def first_nan(block: Bytes, encoding: Encoding) -> int | None:

@@ -1,4 +1,4 @@
-"""Read a file once: hash and scan each block while it is in the cache. Memory is two blocks per file."""
+"""Read a file once: hash and scan each block while it is in the cache. Memory is a block per file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ class Blocks:
         self._progress = progress
         self._buffer: Bytes = np.empty(BLOCK_BYTES, np.uint8)
         self._view = self._buffer.data
-        self.scratch: Bytes = np.empty(BLOCK_BYTES, np.uint8)
         self._screens: dict[Encoding, Screen] = {}
 
     def read(self, begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
@@ -88,7 +87,7 @@ class Blocks:
     def screen(self, encoding: Encoding) -> Screen:
         """The fast look at the block that was read last."""
         if encoding not in self._screens:
-            self._screens[encoding] = Screen(encoding, self._buffer, self.scratch)
+            self._screens[encoding] = Screen(encoding, self._buffer)
         return self._screens[encoding]
 
     def _fill(self, block: memoryview, offset: int, count: int) -> None:
@@ -128,15 +127,13 @@ def _scan_tensor(blocks: Blocks, file: str, tensor: Tensor, rule: Rule | None) -
         if fault is not None or rule is None:
             continue  # read on for the hash
         if rule.positive or (screen is not None and not screen.is_finite(block.size)):
-            fault = _fault_in(block, offset, rule, blocks.scratch, file, tensor)
+            fault = _fault_in(block, offset, rule, file, tensor)
     return fault
 
 
-def _fault_in(
-    block: Bytes, offset: int, rule: Rule, scratch: Bytes, file: str, tensor: Tensor
-) -> Fault | None:
+def _fault_in(block: Bytes, offset: int, rule: Rule, file: str, tensor: Tensor) -> Fault | None:
     encoding = rule.encoding
-    index = first_nonfinite(block, encoding, scratch)
+    index = first_nonfinite(block, encoding)
     if index is not None and rule.lenient:
         index = first_nan(block, encoding)
     if index is not None:

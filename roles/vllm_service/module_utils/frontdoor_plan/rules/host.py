@@ -14,6 +14,7 @@ def check_before_anything(desired: Desired, discovered: Discovered) -> list[Refu
     return [
         *_permission(discovered),
         *_named_images(desired),
+        *_own_ports(desired),
         *(_unknown_owners(desired, discovered) if taken else ()),
         *taken,
     ]
@@ -134,11 +135,26 @@ def needed_ports(desired: Desired) -> dict[int, tuple[str, str]]:
         instance.public_port: ("frontdoor_port_base", instance.router_container),
         instance.admin_port: ("frontdoor_port_base", instance.router_container),
     }
+    if desired.router.health_port is not None:
+        ports[desired.router.health_port] = ("router_health_address", instance.router_container)
     for service in desired.services:
         if service.debug_port:
             container = instance.container(service.name)
             ports[instance.debug_port(service.slot)] = (f"{service.where}.debug_port", container)
     return ports
+
+
+def _own_ports(desired: Desired) -> Iterator[Refusal]:
+    """The listener for checks on a port that the instance itself uses."""
+    port, instance = desired.router.health_port, desired.instance
+    debug = [instance.debug_port(service.slot) for service in desired.services if service.debug_port]
+    if port in (instance.public_port, instance.admin_port, *debug):
+        yield Refusal(
+            where="router_health_address",
+            what=f"TCP port {port} is another one of this instance.",
+            why="The listener for a balancer's checks needs a port of its own.",
+            remedy=f"Choose another port, such as {instance.public_port + 11}.",
+        )
 
 
 def _ports(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:

@@ -1,0 +1,1 @@
+../files/gpu_diag/hostfacts/gpu_diag_router.py

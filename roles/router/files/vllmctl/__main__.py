@@ -1,0 +1,7 @@
+"""`python3 -m vllmctl`."""
+
+import sys
+
+from vllmctl.app import main
+
+sys.exit(main())

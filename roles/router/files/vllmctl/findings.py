@@ -1,0 +1,169 @@
+"""What `doctor` makes of what it has seen. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from vllmctl.measures import duration, size
+
+Json = dict[str, Any]
+
+DISK_WARNING = 0.10
+DISK_CRITICAL = 0.03
+EVIDENCE_OLD_SECONDS = 30 * 86400.0
+STARTING_LONG_SECONDS = 1800.0
+
+
+class Level(IntEnum):
+    """Nagios' states, by their exit codes."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+_GRAVITY = (Level.OK, Level.UNKNOWN, Level.WARNING, Level.CRITICAL)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and what to do about it (empty: nothing)."""
+
+    level: Level
+    check: str
+    text: str
+    advice: str = ""
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The level that counts: critical before warning before unknown."""
+    return max((finding.level for finding in findings), key=_GRAVITY.index, default=Level.UNKNOWN)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """The first line, as monitoring shows it."""
+    level = worst(findings)
+    bad = [finding for finding in findings if finding.level is not Level.OK]
+    what = bad[0].text if len(bad) == 1 else f"{len(bad)} of {len(findings)} checks found something"
+    return f"VLLM-FRONTDOOR {level.name} - {what if bad else f'{len(findings)} checks are well'}"
+
+
+def engines(status: Json) -> Iterator[Finding]:
+    """One finding per service, and per cordoned device."""
+    if not status["services"]:
+        yield Finding(Level.WARNING, "engines", "The router knows no service.", "Run the site playbook.")
+    for service in status["services"]:
+        yield _engine(service)
+    for device in status.get("cordoned", []):
+        text = f"Device {device} is cordoned, so nothing on it is woken."
+        yield Finding(
+            Level.WARNING, "devices", text, f"POST /admin/devices/{device}/uncordon when it is well."
+        )
+
+
+def _engine(service: Json) -> Finding:
+    name, conditions = service["name"], set(service["conditions"])
+    check, since = f"engine {name}", duration(service["since_seconds"])
+    reason = service["reason"]
+    if conditions & {"quarantined", "failed"}:
+        word = "failed" if "failed" in conditions else "quarantined"
+        advice = f"Read 'vllmctl why {name}' and 'vllmctl logs {name}'; order a try: vllmctl restart {name}"
+        return Finding(Level.CRITICAL, check, f"{name} is {word}: {reason}.", advice)
+    if service["depth"] == "stopped":
+        advice = f"Read 'vllmctl logs {name}'; if its container is gone, run the site playbook."
+        return Finding(Level.CRITICAL, check, f"{name} is stopped for {since}: {reason}.", advice)
+    if conditions & {"draining", "maintenance"}:
+        advice = f"When the work on it is done: vllmctl prove {name}"
+        return Finding(Level.WARNING, check, f"{name} is in maintenance, its requests wait.", advice)
+    if service["depth"] == "restarting" and service["since_seconds"] > STARTING_LONG_SECONDS:
+        return Finding(
+            Level.WARNING, check, f"{name} is starting for {since}.", f"Follow it: vllmctl logs -f {name}"
+        )
+    return Finding(Level.OK, check, f"{name} is {service['depth'].replace('_', ' ')} for {since}.")
+
+
+def disk(folder: str, total_bytes: int, free_bytes: int, read_only: bool) -> Finding:
+    """The file system that a folder lies on."""
+    check = f"disk {folder}"
+    if read_only:
+        advice = "The kernel log says why ('dmesg'); mount it writable again."
+        return Finding(Level.CRITICAL, check, f"{folder} is on a read-only file system.", advice)
+    share = free_bytes / total_bytes if total_bytes else 0.0
+    text = f"{folder} has {size(free_bytes)} of {size(total_bytes)} free."
+    if share >= DISK_WARNING:
+        return Finding(Level.OK, check, text)
+    level = Level.CRITICAL if share < DISK_CRITICAL else Level.WARNING
+    return Finding(level, check, text, "Remove models that nobody serves ('vllmctl list') or unused images.")
+
+
+def clock(synchronised: bool | None) -> Finding:
+    """Whether the kernel says that its clock follows a reference."""
+    if synchronised is None:
+        return Finding(Level.UNKNOWN, "clock", "The kernel doesn't tell whether its clock is right.")
+    if synchronised:
+        return Finding(Level.OK, "clock", "The clock is synchronised.")
+    advice = "Run a time service (chrony or systemd-timesyncd): dates of evidence and logs depend on it."
+    return Finding(Level.WARNING, "clock", "The clock is not synchronised.", advice)
+
+
+def versions(by_service: Mapping[str, str | None]) -> Finding:
+    """What vLLM each engine says it is; None where it didn't answer."""
+    silent = sorted(name for name, version in by_service.items() if version is None)
+    spoken = {version for version in by_service.values() if version is not None}
+    if silent:
+        advice = "An engine tells its version once it has started; 'vllmctl status' shows whether it has."
+        return Finding(Level.UNKNOWN, "versions", f"No version is told by: {', '.join(silent)}.", advice)
+    if len(spoken) > 1:
+        told = ", ".join(f"{name} {version}" for name, version in sorted(by_service.items()))
+        advice = "Run the site playbook, which brings all engines to one image."
+        return Finding(Level.WARNING, "versions", f"The engines run different versions: {told}.", advice)
+    return Finding(Level.OK, "versions", f"All engines run vLLM {', '.join(map(str, spoken)) or '(none)'}.")
+
+
+def evidence(view: Json) -> Iterator[Finding]:
+    """The age of the evidence, and what has revoked it."""
+    if not view["present"]:
+        advice = "Run the site playbook, which gives the router the folder."
+        yield Finding(Level.UNKNOWN, "evidence", "The router has no folder of evidence.", advice)
+        return
+    for problem in view["problems"]:
+        yield Finding(
+            Level.WARNING, "evidence", problem, "Remove what is damaged, and run the diagnose playbook."
+        )
+    for path in view["paths"]:
+        yield _path(path)
+    for weights in view["weights"]:
+        yield _weights(weights)
+
+
+def _path(path: Json) -> Finding:
+    check, advice = f"evidence {path['kind']}", "Run the diagnose playbook."
+    if path["suspicions"]:
+        return Finding(Level.CRITICAL, check, f"It is suspect: {path['suspicions'][0]}", advice)
+    if not path["of_this_boot"]:
+        return Finding(Level.WARNING, check, "It is of an earlier boot.", advice)
+    text = f"{path['verdict']}, probed {duration(path['age_seconds'])} ago."
+    if path["verdict"] in ("clean", "not_applicable"):
+        return Finding(Level.OK, check, text)
+    if path["kind"] == "p2p" and path["verdict"] in ("corrupt", "hang"):
+        return Finding(Level.OK, check, f"{text} Services are planned without this path.")
+    return Finding(Level.WARNING, check, text, advice)
+
+
+def _weights(weights: Json) -> Finding:
+    name = str(weights["model"]).rsplit("/", 1)[-1]
+    text = f"{name}: {weights['verdict']}, checked {duration(weights['age_seconds'])} ago."
+    check = f"weights {name}"
+    if weights["verdict"] == "failed":
+        return Finding(Level.CRITICAL, check, text, "Fetch the model again, and run the diagnose playbook.")
+    if weights["verdict"] in ("unverified", "structure_only"):
+        return Finding(
+            Level.WARNING, check, text, "Run the diagnose playbook; record the publisher's checksums."
+        )
+    if weights["age_seconds"] > EVIDENCE_OLD_SECONDS:
+        return Finding(Level.WARNING, check, text, "Run the diagnose playbook again.")
+    return Finding(Level.OK, check, text)

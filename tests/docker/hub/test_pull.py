@@ -1,0 +1,168 @@
+"""The playbook that pulls a model, with the client of the real engine image, from a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hub_server import COMMIT, Hub, Repository, serving
+from safetensors.numpy import save
+
+ROOT = Path(__file__).resolve().parents[3]
+HOST = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+NAME = "owner/Small-Model"
+TOKEN = "hf_notToBeSeenAnywhere"
+INSTANCE = "models-test"
+SHARDS = {
+    f"model-0000{n}-of-00002.safetensors": save({f"layer.{n}": numpy.full((300, 1000), n, numpy.float32)})
+    for n in (1, 2)
+}
+INDEX = {"metadata": {}, "weight_map": {f"layer.{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}}
+FILES = {**SHARDS, "config.json": b"{}", "model.safetensors.index.json": json.dumps(INDEX).encode()}
+SECOND = sorted(SHARDS)[1]
+PLACES = ("/run/vllm-frontdoor", "/var/lib/vllm-frontdoor", "/opt/vllm-frontdoor")
+
+pytestmark = pytest.mark.docker
+
+
+def docker(*arguments: str) -> str:
+    """Run docker against the daemon under test."""
+    command = ["docker", "--host", HOST, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.strip()
+
+
+@dataclass
+class Pulling:
+    """Runs the playbook; everything it prints is kept."""
+
+    hub: Hub
+    endpoint: str
+    models: Path
+    outputs: list[str] = field(default_factory=list)
+
+    def __call__(self, *words: str, token: str = TOKEN, fails: bool = False, **values: Any) -> str:
+        """Pull; answers the output. More `values` are variables."""
+        variables = {
+            "model_files_repository": NAME,
+            "model_files_hub_endpoint": self.endpoint,
+            "vllm_service_models_root": str(self.models),
+            "frontdoor_instance": INSTANCE,
+            **values,
+        }
+        command = ["ansible-playbook", "-i", "inventory/rehearsal", "playbooks/pull_model.yml", "-vvv"]
+        command += ["-e", json.dumps(variables), *words]
+        environment = {**os.environ, "HF_TOKEN": token, "DOCKER_HOST": HOST}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        environment["ANSIBLE_CONFIG"] = str(ROOT / "ansible.cfg")
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        output = done.stdout + done.stderr
+        self.outputs.append(output)
+        assert "Traceback" not in output and (done.returncode != 0) == fails, output
+        return output
+
+    def refused(self, **values: Any) -> str:
+        """The output of a pull that has to fail, in one line."""
+        return in_one_line(self(fails=True, **values))
+
+    @property
+    def model(self) -> Path:
+        return self.models / "Small-Model"
+
+
+def in_one_line(output: str) -> str:
+    """Long sentences are folded when they are shown."""
+    return re.sub(r"\s+", " ", output)
+
+
+def changed(output: str) -> int:
+    """The number of changed tasks, by Ansible's own recap."""
+    (count,) = re.findall(r"^localhost .*\bchanged=(\d+)", output, re.MULTILINE)
+    return int(count)
+
+
+@pytest.fixture
+def pulling(tmp_path: Path) -> Iterator[Pulling]:
+    """A hub that containers reach, with a repository that needs a token; and no model yet."""
+    gateway = json.loads(docker("network", "inspect", "bridge"))[0]["IPAM"]["Config"][0]["Gateway"]
+    with serving("0.0.0.0") as hub:
+        hub.repositories[NAME] = Repository(dict(FILES), token=TOKEN, gated=True)
+        yield Pulling(hub, f"http://{gateway}:{hub.port}", tmp_path / "models")
+    for folder in (Path("/opt/vllm-frontdoor") / INSTANCE, Path("/var/lib/vllm-frontdoor") / INSTANCE):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def evidence(instance: str) -> list[dict[str, object]]:
+    """All documents on weights."""
+    folder = Path("/var/lib/vllm-frontdoor") / instance / "evidence/weights"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def test_a_model_is_pulled_once_verified_and_repaired_and_the_token_is_nowhere(pulling: Pulling) -> None:
+    predicted = pulling("--check")
+    assert changed(predicted) > 0 and not pulling.models.exists() and not pulling.hub.asked
+
+    pulling.hub.repositories[NAME].damaged[SECOND] = 1
+    first = pulling()
+    assert {path.name for path in pulling.model.iterdir()} == {*FILES, ".cache"}
+    assert all((pulling.model / name).read_bytes() == content for name, content in FILES.items())
+    record = json.loads((pulling.models / ".pulled/Small-Model.json").read_text())
+    assert record["commit"] == COMMIT and record["repository"] == NAME and set(record["files"]) == set(FILES)
+    (document,) = evidence(INSTANCE)
+    assert document["verdict"] == "verified"
+    (kept,) = (pulling.models / ".bad/Small-Model").iterdir()
+    assert kept.name.startswith(f"{SECOND}.bad-") and f"kept aside: {kept}" in in_one_line(first)
+    assert not (pulling.models / ".pulling").exists()
+
+    pulling.hub.asked.clear()
+    assert changed(pulling()) == 0 and not pulling.hub.asked
+
+    (pulling.model / SECOND).write_bytes(SHARDS[SECOND][:-1] + b"x")
+    inode = (pulling.model / sorted(SHARDS)[0]).stat().st_ino
+    repaired = pulling()
+    assert f"{SECOND} has other content than its checksum says, fetched anew" in in_one_line(repaired)
+    assert (pulling.model / SECOND).read_bytes() == SHARDS[SECOND]
+    assert (pulling.model / sorted(SHARDS)[0]).stat().st_ino == inode
+    assert len(list((pulling.models / ".bad/Small-Model").iterdir())) == 2
+    assert evidence(INSTANCE)[-1]["verdict"] == "verified"
+    assert changed(pulling()) == 0
+
+    assert TOKEN not in "".join(pulling.outputs)
+    left = subprocess.run(
+        ["grep", "-rl", TOKEN, str(pulling.models), *PLACES],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert left.stdout == ""
+    assert "pulling-Small-Model" not in docker("ps", "--all", "--format", "{{.Names}}")
+
+
+def test_what_can_not_be_had_is_said_and_leaves_no_model(pulling: Pulling) -> None:
+    assert "is gated: ask for access there" in pulling.refused(token="")
+    assert "There is no repository owner/none" in pulling.refused(model_files_repository="owner/none")
+    assert "needs a plain name" in pulling.refused(model_files_name="../outside")
+    broken = save({"layer.1": numpy.full((10, 10), numpy.nan, numpy.float32)})
+    pulling.hub.repositories[NAME].files = {"model.safetensors": broken, "config.json": b"{}"}
+    assert "It was published so; it is not put in place. It is kept in" in pulling.refused()
+    assert [path.name for path in pulling.models.iterdir() if not path.name.startswith(".")] == []
+    (kept,) = (pulling.models / ".bad").iterdir()
+    assert (kept / "model.safetensors").read_bytes() == broken
+
+
+def test_a_container_that_is_taken_away_is_said_and_the_next_run_goes_on(pulling: Pulling) -> None:
+    repository = pulling.hub.repositories[NAME]
+    repository.hang_after_bytes[SECOND] = 100_000
+    said = pulling.refused(model_files_hub_stall_seconds=3)
+    assert "has arrived for 3 s" in said and not pulling.model.exists()
+    repository.hang_after_bytes.clear()
+    assert "put in place" in in_one_line(pulling())

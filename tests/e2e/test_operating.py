@@ -1,0 +1,92 @@
+"""The operator's tools on the rehearsal box: real engines, real containers, vllmctl as it is installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+
+import pytest
+from rehearsal_box import ADMIN, INSTANCE, Deployed, service_status
+
+VLLMCTL = "/usr/local/bin/vllmctl"
+
+
+def vllmctl(*words: str, statuses: tuple[int, ...] = (0,)) -> str:
+    """What a command prints; no traceback, and one of the statuses."""
+    result = subprocess.run(
+        [VLLMCTL, "--instance", INSTANCE, *words],
+        capture_output=True, text=True, timeout=900, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    print(f"--- vllmctl {' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}")
+    assert result.returncode in statuses, result
+    assert "Traceback" not in result.stderr
+    return result.stdout
+
+
+@pytest.fixture(autouse=True)
+def running(deployed: Deployed) -> None:
+    """All of these look at one deployed rehearsal."""
+
+
+def test_status_measures_memory() -> None:
+    head, *lines = vllmctl("status").splitlines()
+    assert "MEMORY" in head
+    assert all(" host" in line for line in lines)
+
+
+def test_sleep_and_up_move_the_real_engine() -> None:
+    assert vllmctl("sleep", "smol") == "text is sleeping.\n"
+    assert service_status("text")["depth"] == "sleeping"
+    assert "is sleeping since" in vllmctl("why", "text")
+    assert vllmctl("up", "SmolLM2-135M-Instruct") == "text is awake.\n"
+
+
+def test_chat_is_answered_and_counted() -> None:
+    before = _tokens()
+    assert vllmctl("chat", "text", "What is the capital of France?", "--max-tokens", "8").strip()
+    request = urllib.request.Request(
+        f"{ADMIN[:-2]}00/v1/chat/completions",
+        data=json.dumps(
+            {"model": "text", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+        ).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        usage = json.load(answer)["usage"]
+    assert _tokens() - before == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def _tokens() -> int:
+    found = json.loads(vllmctl("usage", "--json"))["usage"]
+    return sum(
+        each["prompt_tokens"] + each["completion_tokens"] for each in found if each["service"] == "text"
+    )
+
+
+def test_list_shows_who_serves_what_with_verdicts() -> None:
+    found = {each["name"]: each for each in json.loads(vllmctl("list", "--json"))["models"]}
+    assert found["SmolLM2-135M-Instruct"]["services"] == ["text"]
+    assert found["SmolLM2-135M-Instruct"]["verdict"] in ("verified", "values_only")
+    assert found["SmolLM2-135M-Instruct"]["size_bytes"] > 100_000_000
+
+
+def test_logs_are_the_containers() -> None:
+    assert "launcher" in vllmctl("logs", "2000", "text")
+    assert '"event":' in vllmctl("logs", "5", "router")
+
+
+def test_doctor_finds_containers_and_evidence() -> None:
+    findings = {
+        each["check"]: each for each in json.loads(vllmctl("doctor", "--json", statuses=(0, 1)))["findings"]
+    }
+    for check in ("router", "engine text", "engine embed", "container text", "container router", "versions"):
+        assert findings[check]["level"] == "OK", findings[check]
+    assert findings["weights SmolLM2-135M-Instruct"]["level"] == "OK"
+
+
+def test_the_status_page_is_served() -> None:
+    with urllib.request.urlopen(f"{ADMIN}/status", timeout=30) as answer:
+        page = answer.read().decode()
+    assert "SmolLM2-135M-Instruct" in page
+    assert "values_only" in page or "verified" in page

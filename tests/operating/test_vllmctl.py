@@ -1,0 +1,302 @@
+"""Every command of vllmctl, run as the one file that the role puts on the box."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.operating.conftest import Frontdoor
+from tests.standin.processes import HTTP, wait_until
+
+COMMANDS = (
+    *("status", "up", "sleep", "down", "pin", "unpin", "drain", "prove", "restart", "why", "events", "chat"),
+    *("usage", "top", "doctor", "list", "logs"),
+)
+
+
+@pytest.fixture(autouse=True)
+def awake(frontdoor: Frontdoor) -> None:
+    """Every test begins with both services awake."""
+    for name in ("text", "embed"):
+        if frontdoor.router.status(name)["conditions"]:
+            frontdoor.router.order(f"services/{name}/prove", 60)
+        frontdoor.router.order(f"services/{name}/unpin", 60)
+        assert frontdoor.router.order(f"services/{name}/wake", 60).status_code == 200
+
+
+def depth(frontdoor: Frontdoor, service: str) -> str:
+    return str(frontdoor.router.status(service)["depth"])
+
+
+def test_help_names_every_command_and_each_has_an_example(frontdoor: Frontdoor) -> None:
+    overview = frontdoor.succeed("--help")
+    for command in COMMANDS:
+        assert f"\n  {command} " in overview
+        assert f"Example: vllmctl {command}" in frontdoor.succeed(command, "--help")
+
+
+def test_status_for_people_and_for_programs(frontdoor: Frontdoor) -> None:
+    table = frontdoor.succeed("status")
+    head, text, embed = table.splitlines()
+    assert head.split()[:3] == ["SERVICE", "MODEL", "DEPTH"]
+    assert text.split()[:3] == ["text", "Stand-In-1B", "awake"]
+    assert embed.split()[:3] == ["embed", "Stand-In-Embed", "awake"]
+    assert [each["name"] for each in frontdoor.json("status")["services"]] == ["text", "embed"]
+
+
+def test_status_is_shown_again_and_again(frontdoor: Frontdoor) -> None:
+    shown = frontdoor.succeed("status", "--watch", "--interval", "0.2", "--count", "2")
+    assert shown.count("SERVICE") == 2
+
+
+@pytest.mark.parametrize("name", ["text", "TEXT-ALIAS", "stand-in-1b"])
+def test_name_alias_and_model_mean_the_service(frontdoor: Frontdoor, name: str) -> None:
+    assert frontdoor.succeed("sleep", name) == "text is sleeping.\n"
+    assert depth(frontdoor, "text") == "sleeping"
+    assert frontdoor.succeed("up", name) == "text is awake.\n"
+    assert depth(frontdoor, "text") == "awake"
+
+
+def test_down_takes_one_or_all_but_what_is_pinned(frontdoor: Frontdoor) -> None:
+    assert frontdoor.json("down", "embed") == {"service": "embed", "depth": "offloaded", "pinned": False}
+    frontdoor.succeed("up", "embed")
+    assert frontdoor.succeed("pin", "embed") == "embed is pinned (awake).\n"
+    assert frontdoor.succeed("down") == "text is offloaded.\n"
+    assert (depth(frontdoor, "text"), depth(frontdoor, "embed")) == ("offloaded", "awake")
+    assert "pinned awake" in frontdoor.fail("sleep", "embed")
+    assert frontdoor.succeed("unpin", "embed") == "embed is no longer pinned (awake).\n"
+    frontdoor.succeed("down", "all")
+    assert depth(frontdoor, "embed") == "offloaded"
+
+
+def test_drain_holds_and_prove_ends_it(frontdoor: Frontdoor) -> None:
+    assert "0 requests in flight" in frontdoor.succeed("drain", "text", "--deadline", "5")
+    assert frontdoor.router.status("text")["conditions"] == ["maintenance"]
+    assert frontdoor.succeed("prove", "text").startswith("text is proven: canary ")
+    assert frontdoor.router.status("text")["conditions"] == []
+
+
+def test_restart_gives_the_engine_a_new_process(frontdoor: Frontdoor) -> None:
+    before = frontdoor.router.status("text")["incarnation"]
+    assert frontdoor.succeed("restart", "text") == "text is awake.\n"
+    assert frontdoor.router.status("text")["incarnation"] != before
+
+
+def test_why_tells_reasons_and_what_happened(frontdoor: Frontdoor) -> None:
+    frontdoor.succeed("sleep", "text")
+    told = frontdoor.succeed("why", "text")
+    assert told.startswith("It is sleeping since ")
+    assert "POST" in told and "vllmctl" in told, "who ordered it"
+    answer = frontdoor.json("why", "text")
+    assert (answer["service"], answer["depth"]) == ("text", "sleeping")
+
+
+def test_events_are_past_ones_and_with_f_what_happens(frontdoor: Frontdoor) -> None:
+    frontdoor.succeed("sleep", "text")
+    assert re.search(r"transition\s+text\s+transition sleep, from_depth awake", frontdoor.succeed("events"))
+    lines = frontdoor.succeed("events", "--json").splitlines()
+    assert {"time", "event"} <= json.loads(lines[-1]).keys()
+    with subprocess.Popen(
+        [frontdoor.program, "events", "--follow", "--json"],
+        env=frontdoor.environment, stdout=subprocess.PIPE, text=True,
+    ) as following:  # fmt: skip
+        assert following.stdout is not None
+        for _ in lines:
+            following.stdout.readline()
+        wait_until(lambda: frontdoor.router.chat("text").status_code == 200, 30, "an answer")
+        seen: list[str] = []
+        while "request" not in seen:
+            seen.append(json.loads(following.stdout.readline())["event"])
+        following.terminate()
+
+
+def test_chat_streams_an_answer_and_wakes_the_model(frontdoor: Frontdoor) -> None:
+    frontdoor.succeed("sleep", "text")
+    answer = frontdoor.succeed("chat", "text", "Capital of France?", "--max-tokens", "7")
+    assert answer == "The capital of France is Paris.\n"
+    assert depth(frontdoor, "text") == "awake"
+    conversation = frontdoor.succeed("chat", "text", "--max-tokens", "2", typed="One?\n\nTwo?\n")
+    assert conversation == "The capital\n" * 2
+    assert "can't chat" in frontdoor.fail("chat", "embed", "Hello?")
+
+
+def test_a_chat_that_breaks_off_is_a_failure(frontdoor: Frontdoor) -> None:
+    frontdoor.text.fault(cut_after_chunks=2)
+    try:
+        outcome = frontdoor.run("chat", "text", "Capital of France?")
+    finally:
+        frontdoor.text.fault(cut_after_chunks=None)
+    assert outcome.status == 1
+    assert outcome.out.startswith("The capital")
+    assert outcome.err.startswith("vllmctl: ")
+
+
+def usage_of(frontdoor: Frontdoor, service: str) -> dict[str, int]:
+    found = frontdoor.json("usage")["usage"]
+    sums = dict.fromkeys(("requests", "failed", "prompt_tokens", "completion_tokens"), 0)
+    for each in found:
+        if each["service"] == service:
+            sums = {key: value + each[key] for key, value in sums.items()}
+    return sums
+
+
+def test_usage_counts_what_engines_report(frontdoor: Frontdoor) -> None:
+    before = usage_of(frontdoor, "text")
+    assert frontdoor.router.chat("text", max_tokens=3).status_code == 200
+    messages = {"model": "text", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+    for stream in (False, True):
+        body = {**messages, "stream": stream}
+        assert HTTP.post(f"{frontdoor.router.url}/v1/messages", json=body, timeout=60).status_code == 200
+    assert frontdoor.router.chat("text", messages="wrong").status_code == 400
+    after = usage_of(frontdoor, "text")
+    grown = {key: after[key] - before[key] for key in after}
+    assert grown == {"requests": 4, "failed": 1, "prompt_tokens": 15, "completion_tokens": 11}
+    assert "PROMPT TOKENS" in frontdoor.succeed("usage")
+
+
+def test_top_shows_rates(frontdoor: Frontdoor) -> None:
+    shown = frontdoor.succeed("top", "--interval", "0.3", "--count", "2")
+    assert shown.count("COMPLETION TOKENS") == 2
+    assert "/s" in shown
+
+
+def test_doctor_says_what_to_do_and_its_status_is_nagios(frontdoor: Frontdoor) -> None:
+    frontdoor.text.kill()
+    try:
+        frontdoor.router.wait_for("text", "stopped", 30)
+        outcome = frontdoor.run("doctor")
+        assert outcome.status == 2
+        assert outcome.out.startswith("VLLM-FRONTDOOR CRITICAL - ")
+        assert "vllmctl logs text" in outcome.out
+        assert "of an earlier boot" in outcome.out, "the evidence's age"
+        document = json.loads(frontdoor.run("doctor", "--json").out)
+        assert document["level"] == "CRITICAL"
+        assert all(each["advice"] for each in document["findings"] if each["level"] != "OK")
+    finally:
+        frontdoor.text.start()
+        frontdoor.succeed("up", "text")
+
+
+def test_list_shows_models_with_sizes(frontdoor: Frontdoor) -> None:
+    (model,) = frontdoor.json("list")["models"]
+    assert (model["name"], model["size_bytes"]) == ("Stand-In-1B", 3_000_000)
+    assert "3 MiB" in frontdoor.succeed("list")
+
+
+def test_logs_hands_over_to_docker(frontdoor: Frontdoor, tmp_path: Path) -> None:
+    """What Docker itself prints is shown by the end-to-end test; here, what it is asked."""
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "$@"\n')
+    docker.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    asked = frontdoor.run("logs", "-f", "20", "TEXT-ALIAS", PATH=path).out
+    assert asked == "logs --tail 20 --follow vllm-frontdoor-test-text\n"
+    assert frontdoor.run("logs", "router", PATH=path).out == "logs --tail 100 vllm-frontdoor-test-router\n"
+    assert "is not [N] SERVICE" in frontdoor.fail("logs", "many", "text")
+
+
+# ---- bad input
+
+
+def test_an_unknown_service_gets_a_suggestion(frontdoor: Frontdoor) -> None:
+    assert "did you mean 'embed'?" in frontdoor.fail("why", "embd")
+    assert "there are: text, embed." in frontdoor.fail("up", "zzzz")
+
+
+def test_an_unknown_command_or_option_is_one_sentence(frontdoor: Frontdoor) -> None:
+    assert "Did you mean 'status'?" in frontdoor.fail("sttus", status=2)
+    assert "--jsn" in frontdoor.fail("status", "--jsn", status=2)
+    assert "SERVICE" in frontdoor.fail("why", status=2)
+
+
+def test_an_unknown_instance_names_those_that_are_here(frontdoor: Frontdoor) -> None:
+    assert "instances on this machine: test" in frontdoor.fail("--instance", "tset", "status")
+
+
+def test_a_wrong_token_is_told(frontdoor: Frontdoor) -> None:
+    token = frontdoor.root / "secrets" / "admin-token"
+    before = token.read_text()
+    token.write_text("something else\n")
+    try:
+        assert "Authorization" in frontdoor.fail("sleep", "text")
+        assert depth(frontdoor, "text") == "awake"
+        frontdoor.succeed("status")
+    finally:
+        token.write_text(before)
+
+
+def test_a_missing_token_is_told(frontdoor: Frontdoor) -> None:
+    token = frontdoor.root / "secrets" / "admin-token"
+    before = token.read_text()
+    token.unlink()
+    try:
+        assert "run the site playbook again" in frontdoor.fail("pin", "text")
+    finally:
+        token.write_text(before)
+
+
+def test_a_router_that_is_down_is_told(frontdoor: Frontdoor) -> None:
+    settings = frontdoor.root / "router" / "router.env"
+    before = settings.read_text()
+    settings.write_text("ROUTER_ADMIN_ADDRESS=127.0.0.1:1\nROUTER_PUBLIC_ADDRESS=127.0.0.1:1\n")
+    try:
+        for words in (["status"], ["up", "text"], ["events"], ["usage"], ["top"], ["list"], ["why", "text"]):
+            assert "does not answer (Connection refused)" in frontdoor.fail(*words)
+        outcome = frontdoor.run("doctor")
+        assert outcome.status == 2
+        assert "docker logs vllm-frontdoor-test-router" in outcome.out
+    finally:
+        settings.write_text(before)
+
+
+def test_an_order_that_takes_too_long_is_told(frontdoor: Frontdoor) -> None:
+    frontdoor.succeed("sleep", "text")
+    frontdoor.text.fault(wake_seconds=5)
+    try:
+        assert "not awake within 1 s" in frontdoor.fail("up", "text", "--timeout", "1")
+    finally:
+        frontdoor.text.fault(wake_seconds=0)
+
+
+# ---- completion
+
+
+def test_services_complete_in_three_shells(frontdoor: Frontdoor) -> None:
+    bash = frontdoor.run(
+        _VLLMCTL_COMPLETE="complete_bash", COMP_WORDS="vllmctl why te", COMP_CWORD="2"
+    ).out.split()  # fmt: skip
+    assert bash == ["text", "text-alias"]
+    zsh = frontdoor.run(_VLLMCTL_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="vllmctl why em").out
+    assert '"embed"' in zsh
+    fish = frontdoor.run(
+        _VLLMCTL_COMPLETE="complete_fish",
+        _TYPER_COMPLETE_ARGS="vllmctl why em",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+    ).out
+    assert "embed" in fish.splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script(frontdoor: Frontdoor, shell: str) -> None:
+    script = frontdoor.run(_VLLMCTL_COMPLETE=f"source_{shell}").out
+    assert f"_VLLMCTL_COMPLETE=complete_{shell}" in script
+
+
+def test_the_shell_that_is_used_is_found(frontdoor: Frontdoor) -> None:
+    """As a person would: from within bash, which then completes by what was printed."""
+    script = (
+        'eval "$(vllmctl --show-completion)"; COMP_WORDS=(vllmctl why emb); COMP_CWORD=2; '
+        '_vllmctl_completion vllmctl; echo "${COMPREPLY[*]}"'
+    )
+    path = f"{frontdoor.program.parent}:{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "--norc", "-c", f"{script}; true"],
+        env=frontdoor.environment | {"PATH": path},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.stdout.split() == ["embed", "embed-alias"], result

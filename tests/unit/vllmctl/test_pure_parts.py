@@ -1,0 +1,250 @@
+"""What vllmctl decides without asking anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllmctl import findings, names
+from vllmctl.box import find_box
+from vllmctl.chatting import deltas
+from vllmctl.containers import Container, memory_by_service
+from vllmctl.errors import CommandError
+from vllmctl.exposition import Sample, samples, usage
+from vllmctl.findings import Finding, Level
+from vllmctl.logs import read_words
+from vllmctl.measures import duration, rate, size
+from vllmctl.models import models
+
+SERVICE: dict[str, Any] = {
+    "name": "text",
+    "model": "Model-A",
+    "aliases": ["a"],
+    "depth": "awake",
+    "conditions": [],
+    "since_seconds": 5.0,
+    "reason": "a person ordered it",
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.04, "0.0 s"),
+        (9.9, "9.9 s"),
+        (42, "42 s"),
+        (1020, "17 min"),
+        (9000, "2.5 h"),
+        (4e5, "5 d"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "-"), (2048, "2 KiB"), (9e7, "86 MiB"), (3.4e10, "31.7 GiB"), (2**42, "4.0 TiB")],
+)
+def test_sizes(count: float | None, text: str) -> None:
+    assert size(count) == text
+
+
+def test_rates() -> None:
+    assert (rate(3.14159), rate(1234.5)) == ("3.1/s", "1234/s")
+
+
+def test_a_services_own_name_wins_over_anothers_alias() -> None:
+    other = {**SERVICE, "name": "a", "model": "Model-B", "aliases": []}
+    assert names.resolve([other, SERVICE], "A")["name"] == "text", "the later one took the name"
+    assert names.resolve([other, SERVICE], "model-b")["name"] == "a"
+
+
+@pytest.mark.parametrize("wanted", ["txt", "modl-a"])
+def test_a_near_miss_is_suggested(wanted: str) -> None:
+    with pytest.raises(CommandError, match=r"did you mean '(text|Model-A)'"):
+        names.resolve([SERVICE], wanted)
+
+
+def test_an_exposition_is_read_with_its_escapes() -> None:
+    text = '# HELP x y\nx_total{key="a\\"b\\\\",status="200"} 3.0\nx_total 1\nnot a sample\n'
+    assert list(samples(text)) == [
+        Sample("x_total", {"key": 'a"b\\', "status": "200"}, 3.0),
+        Sample("x_total", {}, 1.0),
+    ]
+
+
+def test_usage_is_by_service_and_key() -> None:
+    text = """
+frontdoor_requests_total{service="text",key="a",status="200"} 3.0
+frontdoor_requests_total{service="text",key="a",status="503"} 1.0
+frontdoor_requests_total{service="text",key="b",status="101"} 2.0
+frontdoor_requests_total{service="",key="",status="404"} 9.0
+frontdoor_tokens_total{service="text",key="a",kind="prompt"} 50.0
+frontdoor_tokens_total{service="text",key="a",kind="completion"} 7.0
+"""
+    first, second = usage(text)
+    assert (first.key, first.requests, first.failed) == ("a", 4, 1)
+    assert (first.prompt_tokens, first.completion_tokens) == (50, 7)
+    assert (second.key, second.requests, second.failed, second.prompt_tokens) == ("b", 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "level"),
+    [
+        ({}, Level.OK),
+        ({"conditions": ["failed"]}, Level.CRITICAL),
+        ({"conditions": ["quarantined"]}, Level.CRITICAL),
+        ({"depth": "stopped"}, Level.CRITICAL),
+        ({"conditions": ["maintenance"]}, Level.WARNING),
+        ({"depth": "restarting"}, Level.OK),
+        ({"depth": "restarting", "since_seconds": 3600.0}, Level.WARNING),
+    ],
+)
+def test_engines(change: dict[str, Any], level: Level) -> None:
+    (finding,) = findings.engines({"services": [SERVICE | change], "cordoned": []})
+    assert finding.level is level
+    assert bool(finding.advice) == (level is not Level.OK)
+
+
+def test_a_cordoned_device_and_no_service_are_warnings() -> None:
+    found = list(findings.engines({"services": [], "cordoned": ["gpu0"]}))
+    assert [each.level for each in found] == [Level.WARNING, Level.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("free", "read_only", "level"),
+    [
+        (50, False, Level.OK),
+        (9, False, Level.WARNING),
+        (2, False, Level.CRITICAL),
+        (50, True, Level.CRITICAL),
+    ],
+)
+def test_disks(free: int, read_only: bool, level: Level) -> None:
+    assert findings.disk("/x", 100, free, read_only).level is level
+
+
+PATH = {
+    "kind": "p2p",
+    "verdict": "clean",
+    "age_seconds": 60.0,
+    "of_this_boot": True,
+    "suspicions": [],
+}
+WEIGHTS = {"model": "/m/a", "verdict": "verified", "age_seconds": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("path", "weights", "level"),
+    [
+        ({}, {}, Level.OK),
+        ({"verdict": "corrupt"}, {}, Level.OK),
+        ({"kind": "integrity", "verdict": "corrupt"}, {}, Level.WARNING),
+        ({"verdict": "inconclusive"}, {}, Level.WARNING),
+        ({"of_this_boot": False}, {}, Level.WARNING),
+        ({"suspicions": ["Xid 79"]}, {}, Level.CRITICAL),
+        ({}, {"verdict": "failed"}, Level.CRITICAL),
+        ({}, {"verdict": "unverified"}, Level.WARNING),
+        ({}, {"age_seconds": 4e6}, Level.WARNING),
+    ],
+)
+def test_evidence(path: dict[str, Any], weights: dict[str, Any], level: Level) -> None:
+    view = {"present": True, "problems": [], "paths": [PATH | path], "weights": [WEIGHTS | weights]}
+    assert findings.worst(findings.evidence(view)) is level
+
+
+def test_versions_and_clock() -> None:
+    assert findings.versions({"a": "0.27.1", "b": "0.27.1"}).level is Level.OK
+    assert findings.versions({"a": "0.27.1", "b": "0.32.0"}).level is Level.WARNING
+    assert findings.versions({"a": None}).level is Level.UNKNOWN
+    assert [findings.clock(each).level for each in (True, False, None)] == [
+        Level.OK,
+        Level.WARNING,
+        Level.UNKNOWN,
+    ]
+
+
+def test_critical_counts_before_warning_before_unknown() -> None:
+    found = [Finding(level, "a", f"{level.name} it is", "b") for level in Level]
+    assert findings.worst(found) is Level.CRITICAL
+    assert findings.worst(found[:2] + found[3:]) is Level.WARNING
+    assert findings.summary(found).startswith("VLLM-FRONTDOOR CRITICAL - 3 of 4 checks")
+    assert findings.summary(found[:2]) == "VLLM-FRONTDOOR WARNING - WARNING it is"
+
+
+def test_a_stream_gives_its_text_and_must_end() -> None:
+    chunk = 'data: {"choices": [{"delta": {"content": "Pa"}}]}'
+    assert list(deltas(iter([chunk, "", ": waking", chunk, "data: [DONE]"]))) == ["Pa", "Pa"]
+    with pytest.raises(CommandError, match="broke off"):
+        list(deltas(iter([chunk])))
+    with pytest.raises(CommandError, match="in the middle"):
+        list(deltas(iter([chunk, 'data: {"error": {"message": "It failed in the middle."}}'])))
+
+
+def test_words_of_logs() -> None:
+    assert read_words(["text"]) == (100, "text")
+    assert read_words(["5", "text"]) == (5, "text")
+    for wrong in (["x", "text"], ["0", "text"], ["1", "2", "text"]):
+        with pytest.raises(CommandError, match="for example"):
+            read_words(wrong)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FRONTDOOR_ROOT", str(tmp_path))
+    monkeypatch.setenv("FRONTDOOR_STATE_ROOT", str(tmp_path / "var"))
+    return tmp_path
+
+
+def test_the_only_instance_needs_no_name(machine: Path) -> None:
+    with pytest.raises(CommandError, match="none is deployed here"):
+        find_box(None)
+    (machine / "rehearsal" / "router").mkdir(parents=True)
+    assert find_box(None).instance == "rehearsal"
+    (machine / "other" / "router").mkdir(parents=True)
+    with pytest.raises(CommandError, match="instances on this machine: other, rehearsal"):
+        find_box(None)
+    (machine / "default" / "router").mkdir(parents=True)
+    assert find_box(None).instance == "default"
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "url"),
+    [
+        ("0.0.0.0:8000", "", "http://127.0.0.1:8000"),
+        ("[::]:8000", "", "http://[::1]:8000"),
+        ("10.0.0.5:80", "ROUTER_TLS_CERTIFICATE=/x\n", "https://10.0.0.5:80"),
+    ],
+)
+def test_where_clients_ask(machine: Path, address: str, more: str, url: str) -> None:
+    (machine / "a" / "router").mkdir(parents=True)
+    (machine / "a" / "router" / "router.env").write_text(f"ROUTER_PUBLIC_ADDRESS='{address}'\n{more}")
+    assert find_box("a").public_url == url
+    with pytest.raises(CommandError, match="ROUTER_ADMIN_ADDRESS"):
+        assert find_box("a").admin_url
+
+
+def test_models_are_those_on_disk_and_those_mounted(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "weights").write_bytes(b"12345")
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "nowhere")
+    served = Container("text", "c", 1, True, {"/models/a": str(tmp_path / "a"), "/launcher": "/x"})
+    elsewhere = Container("ocr", "d", 1, True, {"/models/b": str(tmp_path / "else" / "b")})
+    first, second = models(tmp_path, {str(tmp_path / "a"): "verified"}, [served, elsewhere])
+    assert (first.name, first.size_bytes, first.verdict, first.services) == ("a", 5, "verified", ("text",))
+    assert (second.name, second.size_bytes, second.verdict, second.services) == ("b", 0, None, ("ocr",))
+
+
+def test_memory_is_summed_over_a_containers_processes(tmp_path: Path) -> None:
+    for pid, parent, pss in ((10, 1, 100), (11, 10, 50), (12, 11, 7), (20, 1, 1000)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} 0")
+        (tmp_path / str(pid) / "smaps_rollup").write_text(f"Rss: 9 kB\nPss:  {pss} kB\n")
+    found = memory_by_service(
+        [Container("text", "c", 10, True, {}), Container("x", "d", 0, False, {})], tmp_path
+    )
+    assert found["text"].host_bytes == 157 * 1024
+    assert set(found) == {"text"}
