@@ -46,8 +46,8 @@ def services(**changes: object) -> str:
         ),
         pytest.param(
             services(devices=["left", "right"], tensor_parallel=2),
-            ["tensor_parallel", "p2p_check"],
-            id="parallelism without evidence",
+            ["tensor_parallel", "9 attention heads"],
+            id="parallelism that the model's heads don't allow",
         ),
         pytest.param(
             services(environment={"NCCL_P2P_DISABLE": "0"}), ["NCCL_P2P_DISABLE"], id="forbidden peer path"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evidence_support import control, integrity, with_evidence
 from plan_support import BOX_OF_GROUP, ENGINE_IMAGES, REPOSITORY, ROUTER_IMAGE, box
 from plan_workshop import Run, Workshop
 
@@ -118,27 +121,136 @@ def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: W
         assert part in output
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--tags", "router,engines", "--skip-tags", "always,declaration,plan"),
-        ("--start-at-task", "Bring the engines into the planned state"),
+_EVERY_WAY_AROUND = [
+    pytest.param((), id="nothing"),
+    pytest.param(("--tags", "router,engines"), id="only what deploys"),
+    pytest.param(("--tags", "engines"), id="only the engines"),
+    pytest.param(("--skip-tags", "always,declaration,safety,plan"), id="skipped tags"),
+    pytest.param(("--start-at-task", "Bring the engines into the planned state"), id="started at the end"),
+    pytest.param(("--start-at-task", "Run the router"), id="started at the router"),
+    pytest.param(("--limit", "localhost"), id="limited to the host"),
+    pytest.param(
         (
             *("--start-at-task", "Run the router"),
             *_extra(
                 box=box("rehearsal"),
                 discovered=box("rehearsal"),
                 ansible_facts={"box": box("rehearsal")},
+                evidence={"weights": []},
                 __vllm_service_plan={"placements": []},
+                __vllm_service_declared={"model_folders": [], "probes": [], "cpu_devices": 0},
                 __vllm_service_shown={"plan": "all is well"},
+                __vllm_service_deployed={"changes": []},
             ),
         ),
-    ],
-)
+        id="forged internals",
+    ),
+    pytest.param(
+        _extra(vllm_service_skip_gate=True, vllm_service_force=True, gpu_diag_skip=True),
+        id="made-up switches",
+    ),
+    pytest.param(_extra(gpu_diag_allow_p2p=True, gpu_diag_probes=[], gpu_diag_models=[]), id="real switches"),
+    pytest.param(
+        _extra(vllm_service_weights_required=["verified", "values_only", "unverified"]), id="policy"
+    ),
+]
+
+
+@pytest.mark.parametrize("arguments", _EVERY_WAY_AROUND)
 def test_nothing_leads_around_the_gate(workshop: Workshop, arguments: tuple[str, ...]) -> None:
-    """The weights are unproven; whatever is forged or skipped, no project is brought about."""
+    """Weights and devices are unproven; whatever is forged or skipped, no project is brought about."""
     output = _failed(_run(workshop, "rehearsal", _unproven("rehearsal"), *arguments))
-    assert "Nobody has checked the weights" in output
+    assert "Nobody has checked the weights" in output or "There is no variable" in output
+
+
+def test_an_inventorys_variables_do_not_lead_around_it_either(workshop: Workshop, tmp_path: Path) -> None:
+    """Inventory variables outrank what tasks register once the registering task is skipped."""
+    forged = {
+        "box": box("rehearsal"),
+        "__vllm_service_shown": {"plan": "all is well"},
+        "__vllm_service_declared": {"model_folders": [], "probes": [], "cpu_devices": 0},
+        "__vllm_service_deployed": {"changes": [], "endpoint": "", "services": [], "usage": []},
+    }
+    inventory = tmp_path / "hosts.yml"
+    group = {"children": {"rehearsal": {"hosts": {"localhost": forged}}}}
+    inventory.write_text(json.dumps({"frontdoor": group}), encoding="utf-8")
+    shutil.copytree(REPOSITORY / "group_vars", tmp_path / "group_vars")
+    run = workshop.run(
+        _STAGES,
+        str(inventory),
+        _unproven("rehearsal"),
+        *("-e", f"vllm_service_image={ENGINE_IMAGES['rehearsal']}", "-e", f"router_image={ROUTER_IMAGE}"),
+        *("--start-at-task", "Run the router"),
+    )
+    assert "Nobody has checked the weights" in _failed(run)
+
+
+def test_a_rendered_file_changed_by_hand_is_put_back(workshop: Workshop, deployed: dict[str, Run]) -> None:
+    """What lies on the disk is never read: the request holds what was planned, whatever is there."""
+    facts = box("rehearsal") | {"containers": [{"name": "vllm-frontdoor-rehearsal-text", "id": "1",
+        "labels": {"vllm-frontdoor.definition": "forged"}, "state": "running"}]}  # fmt: skip
+    assert _run(workshop, "rehearsal", facts).asked_for == deployed["rehearsal"].asked_for
+
+
+_SPLIT = {"even": {"slot": 1, "model": "even", "path": "all-MiniLM-L6-v2", "devices": ["left", "right"],
+                   "tensor_parallel": 2}}  # fmt: skip
+
+
+def test_a_split_model_without_a_control_arm_is_refused(workshop: Workshop) -> None:
+    output = _failed(_run(workshop, "rehearsal", None, *_extra(vllm_service_services=_SPLIT)))
+    assert "There is no evidence of the control arm of left, right" in output
+
+
+def test_a_split_model_passes_the_same_gate_on_cpu_devices(workshop: Workshop) -> None:
+    facts = with_evidence(box("rehearsal"), control=[control(box("rehearsal"))])
+    run = _run(workshop, "rehearsal", facts, *_extra(vllm_service_services=_SPLIT))
+    assert run.code == 0, run.output
+    command = run.project("-engines")["compose"]["services"]["even"]["command"]
+    assert command[command.index("--tensor-parallel-size") + 1] == "2"
+
+
+def test_the_declaration_says_what_has_to_be_tested_before_the_plan(workshop: Workshop) -> None:
+    run = _run(workshop, "rehearsal", None, "-v", *_extra(vllm_service_services=_SPLIT))
+    assert re.search(r"probes:\s+- control\s+- integrity", run.output), run.output
+    assert "cpu_devices: 2" in run.output
+
+
+def test_the_images_own_words_refuse_before_anything_is_touched(workshop: Workshop) -> None:
+    words = "unrecognized arguments: --enable-everything"
+    answer = {"version": "0.27.1", "sleep_mode": True, "problems": {"text": words}}
+    output = _failed(_run(workshop, "rehearsal", box("rehearsal") | {"arguments": answer}))
+    assert words in " ".join(output.split())
+
+
+def test_engines_on_a_device_that_failed_its_test_are_stopped(workshop: Workshop) -> None:
+    """The plan is refused, and what runs on that device may not go on either; the others may."""
+    facts = box("three_gpus")
+    labels = {"vllm-frontdoor.instance": "default", "vllm-frontdoor.service": "text"}
+    devices = [gpu["uuid"] for gpu in facts["gpus"]]
+    facts = with_evidence(facts, integrity=[integrity(facts, {0: "corrupt"})]) | {
+        "containers": [
+            {"name": f"engine-{number}", "id": "1", "state": "running",
+             "labels": labels | {"vllm-frontdoor.devices": uuid}}
+            for number, uuid in enumerate(devices)
+        ]
+    }  # fmt: skip
+    output = _failed(_run(workshop, "gpu_boxes", facts))
+    assert "container engine-0: gpu0: the integrity test of" in " ".join(output.split())
+    assert "container engine-1" not in output
+    assert "says that gpu0 is corrupt" in " ".join(output.split())
+
+
+def test_stale_evidence_stops_nobody(workshop: Workshop) -> None:
+    facts = box("three_gpus")
+    uuid = facts["gpus"][0]["uuid"]
+    stale = integrity(facts, {0: "corrupt"}, boot_id="another")
+    labels = {"vllm-frontdoor.service": "text", "vllm-frontdoor.devices": uuid}
+    containers = [{"name": "engine-0", "id": "1", "state": "running", "labels": labels}]
+    output = _failed(
+        _run(workshop, "gpu_boxes", with_evidence(facts, integrity=[stale]) | {"containers": containers})
+    )
+    assert "engine-0" not in output
+    assert "is from another boot" in " ".join(output.split())
 
 
 def test_forged_variables_do_not_change_what_is_deployed(
@@ -209,4 +321,4 @@ def test_without_the_module_that_looks_at_the_box_a_sentence_says_so(tmp_path: P
 def test_a_missing_launcher_is_a_sentence(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     (workshop.folder / "roles" / "vllm_service" / "files" / "launcher.py").unlink()
-    assert "The launcher of the engines can't be read" in _failed(_run(workshop, "rehearsal"))
+    assert "A file of the role vllm_service can't be read" in _failed(_run(workshop, "rehearsal"))

@@ -80,7 +80,7 @@ def outcome(raw: dict[str, Any], facts: dict[str, Any]) -> planner.Plan | list[p
     return planner.plan_declaration(
         declared(raw),
         planner.discovered_from_box(facts, is_root=True),
-        planner.weight_evidence_from_box(facts),
+        planner.evidence_from_box(facts),
     )
 
 

@@ -1,8 +1,9 @@
 """Runs the plan's action plugin through a real ansible-playbook, on recorded boxes.
 
-The roles are copied, and two modules at the edge of the machine are replaced in the copy: the one that looks
-at the box answers with a recorded box (tests run on machines without three GPUs), the one that changes the
-box writes down what it was asked to bring about.
+The roles are copied, and the modules at the edge of the machine are replaced in the copy: those that look at
+the box answer with a recorded box (tests run on machines without three GPUs), those that change the box write
+down what they were asked to bring about, and the image's parser takes everything unless the box says
+otherwise.
 """
 
 from __future__ import annotations
@@ -25,6 +26,42 @@ module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in
     ("docker_host", "images", "paths", "ports", "evidence", "instance")}, supports_check_mode=True)
 with open(os.environ["RECORDED_BOX"]) as stored:
     module.exit_json(changed=False, box=json.load(stored))
+"""
+
+_LOOKS_INTO_FOLDERS = """
+import json, os
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in ("folders", "calibration")},
+    supports_check_mode=True)
+with open(os.environ["RECORDED_BOX"]) as stored:
+    box = json.load(stored)
+module.exit_json(changed=False, models=box.get("models"), calibration=box.get("calibration"))
+"""
+
+_PARSES = """
+import json, os
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in
+    ("docker_host", "image", "commands", "script", "cache", "name")}, supports_check_mode=True)
+with open(os.environ["RECORDED_BOX"]) as stored:
+    answer = json.load(stored).get("arguments")
+module.exit_json(changed=False, answer=answer or {"version": "0.27.1", "sleep_mode": True, "problems": {}})
+"""
+
+_CLEARS = """
+from ansible.module_utils.basic import AnsibleModule
+names = ("folder", "script", "config", "unit")
+module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in names}, supports_check_mode=True)
+module.exit_json(changed=False, changes=[], problems=[])
+"""
+
+_STOPS = """
+import json, os
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in ("docker_host", "containers")},
+    supports_check_mode=True)
+stopped = [f"container {name}: {why}, stopped" for name, why in module.params["containers"].items()]
+module.exit_json(changed=True, changes=stopped)
 """
 
 _WRITES_DOWN = """
@@ -84,6 +121,10 @@ class Workshop:
             shutil.copyfile(file, copy)
         self._replace("gpu_diag", "library/gpu_diag_box_facts.py", _LOOKS)
         self._replace("vllm_service", "library/vllm_service_converge.py", _WRITES_DOWN)
+        self._replace("vllm_service", "library/vllm_service_facts.py", _LOOKS_INTO_FOLDERS)
+        self._replace("vllm_service", "library/vllm_service_arguments.py", _PARSES)
+        self._replace("vllm_service", "library/vllm_service_clearance.py", _CLEARS)
+        self._replace("vllm_service", "library/vllm_service_stop.py", _STOPS)
         self._replace("vllm_service", "library/vllm_service_releases.py", _KEEPS_RELEASES)
         self.releases = NO_RELEASES
         self._replace("vllm_service", "files/launcher.py", LAUNCHER.decode())

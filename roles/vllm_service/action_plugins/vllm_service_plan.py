@@ -32,7 +32,7 @@ import frontdoor_releases as releases  # noqa: E402
 from frontdoor_plan import deployment  # noqa: E402
 from frontdoor_plan.rules.host import needed_ports  # noqa: E402
 
-_STAGES = ("declaration", "plan", "router", "engines", "rollback_target", "rollback")
+_STAGES = ("declaration", "safety", "plan", "router", "engines", "rollback_target", "rollback")
 _RELEASE_VARIABLE = "vllm_service_release"
 _UNTOUCHED = "This step changed nothing, and what runs goes on running."
 
@@ -104,6 +104,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         stages: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "declaration": self._check_declaration,
+            "safety": self._stop_unsafe,
             "plan": self._show_plan,
             "router": self._deploy_router,
             "engines": self._deploy_engines,
@@ -116,14 +117,32 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _check_declaration(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         wish = self._wish(task_vars)
-        discovered = planner.discovered_from_box(self._box([wish], task_vars), is_root=self._is_root())
-        _refuse(planner.merged(wish.declaration, planner.check_declaration(wish.desired, discovered)))
+        box = self._box([wish], task_vars)
+        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        evidence = planner.evidence_from_box(box)
+        refusals = planner.check_declaration(wish.desired, discovered, evidence)
+        _refuse(planner.merged(wish.declaration, refusals))
         names = ", ".join(service.name for service in wish.desired.services)
         return {
             "changed": False,
             "msg": f"The declaration of the services {names} can be planned.",
             "model_folders": _model_folders(wish),
+            "probes": sorted({*wish.desired.probes, *planner.probes_needed(wish.desired, discovered)}),
+            "cpu_devices": max(wish.desired.cpu_shares, planner.cpu_devices_needed(wish.desired, discovered)),
         }
+
+    def _stop_unsafe(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Engines on what failed its test go down, also when there is no plan to put in their place."""
+        wish = self._wish(task_vars)
+        desired, box = wish.desired, self._box([wish], task_vars)
+        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        unsafe = planner.engines_to_stop(
+            desired, discovered, planner.evidence_from_box(box), box["containers"]
+        )
+        if not unsafe:
+            return {"changed": False, "changes": []}
+        question = {"docker_host": desired.docker_host, "containers": unsafe}
+        return self._run_module("vllm_service_stop", question, task_vars)
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         work = self._work(self._wish(task_vars), None, task_vars)
@@ -136,9 +155,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _deploy_engines(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         wish = self._wish(task_vars)
         work = self._work(wish, self._newest(wish, task_vars), task_vars)
+        cleared = self._clear(work.plan, wish.desired, task_vars)
         result = self._converge_engines(work, task_vars)
         kept = self._keep_release(work, None, task_vars)
-        return {**result, **_together(result, kept), **_for_people(work.plan)}
+        return {**result, **_together(cleared, result, kept), **_for_people(work.plan)}
 
     def _show_rollback_target(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         now = self._wish(task_vars)
@@ -157,10 +177,24 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         newest = store.intact[-1] if store.intact else None
         work = self._work(self._wish_of(target, now), newest, task_vars)
         router = self._converge_router(work, task_vars)
+        cleared = self._clear(work.plan, work.wish.desired, task_vars)
         engines = self._converge_engines(work, task_vars)
         kept = self._keep_release(work, target.number, task_vars)
         said = {"went_back": f"What runs now is {releases.description(target)}."}
-        return {**engines, **_together(router, engines, kept), **_for_people(work.plan), **said}
+        return {**engines, **_together(router, cleared, engines, kept), **_for_people(work.plan), **said}
+
+    def _clear(
+        self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Engines wait for the word that this boot was tested: given now, and by a unit at each boot."""
+        question = deployment.clearance(plan, desired, _role_file("clearance.py").decode("utf-8"))
+        answer = self._run_module("vllm_service_clearance", question, task_vars)
+        problems = answer.get("problems")
+        if problems:
+            raise _StopError(
+                f"Engines would not be cleared for this boot: {'; '.join(problems)} {_UNTOUCHED}"
+            )
+        return {"changed": bool(answer.get("changed")), "changes": list(answer.get("changes") or ())}
 
     # -------------------------------------------------------------------------------------------- releases
 
@@ -212,20 +246,40 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         plan = self._outcome(wish, box)
         if isinstance(plan, list):
             raise _refused(plan)
-        rendering = planner.render(plan, _launcher())
+        self._ask_image(plan, wish.desired, task_vars)
+        rendering = planner.render(plan, _role_file("launcher.py"))
         earlier = None
         if before is not None and release is not None:
             possible = self._outcome(before, box)
             if not isinstance(possible, list):
-                earlier = deployment.Earlier(release.name, planner.render(possible, _launcher()))
+                earlier = deployment.Earlier(
+                    release.name, planner.render(possible, _role_file("launcher.py"))
+                )
         return _Work(wish, plan, rendering, earlier)
 
     def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
-        evidence = planner.weight_evidence_from_box(box)
+        evidence = planner.evidence_from_box(box)
         if self._task.check_mode:
             discovered, evidence = planner.predict(wish.desired, discovered, evidence)
         return planner.plan_declaration(wish.declaration, discovered, evidence)
+
+    def _ask_image(self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]) -> None:
+        """The image's own parser reads each command. An image that isn't there yet can't be asked."""
+        if plan.engine_image.id == planner.UNKNOWN_IMAGE_ID:
+            return
+        question = {
+            "docker_host": desired.docker_host,
+            "image": plan.engine_image.id,
+            "commands": planner.commands(plan),
+            "script": _role_file("ask_arguments.py").decode("utf-8"),
+            "cache": f"{plan.instance.state}/arguments",
+            "name": f"vllm-frontdoor-{plan.instance.name}-arguments",
+        }
+        answer = _plain(self._run_module("vllm_service_arguments", question, task_vars).get("answer"))
+        if not isinstance(answer, dict):
+            raise _StopError("The module vllm_service_arguments answered without the image's answer.")
+        _refuse(planner.check_answer(plan, answer))
 
     def _wish(self, task_vars: dict[str, Any]) -> _Wish:
         unreadable: list[planner.Refusal] = []
@@ -266,7 +320,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         box = _plain(answer.get("box"))
         if not isinstance(box, dict):
             raise _StopError("The module gpu_diag_box_facts answered without facts of the box.")
-        return box
+        folders = {"folders": question["paths"], "calibration": desired[0].instance.calibration}
+        found = self._run_module("vllm_service_facts", folders, task_vars)
+        return {**box, "models": _plain(found.get("models")), "calibration": _plain(found.get("calibration"))}
 
     def _is_root(self) -> bool:
         if self._root is None:
@@ -391,12 +447,12 @@ def _make_box_facts_known() -> None:
             loader.add_directory(str(path))
 
 
-def _launcher() -> bytes:
-    path = _ROLE / "files" / "launcher.py"
+def _role_file(name: str) -> bytes:
+    path = _ROLE / "files" / name
     try:
         return path.read_bytes()
     except OSError as error:
         raise _StopError(
-            f"The launcher of the engines can't be read ({path}: {error.strerror}). "
+            f"A file of the role vllm_service can't be read ({path}: {error.strerror}). "
             f"Restore the checkout of vllm-frontdoor. {_UNTOUCHED}"
         ) from error

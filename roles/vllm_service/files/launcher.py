@@ -29,6 +29,7 @@ import os
 import secrets
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -76,6 +77,18 @@ HEALTH_INTERVAL_STARTING_SECONDS = 0.25
 HEALTH_INTERVAL_STEADY_SECONDS = 5.0
 HEALTH_TIMEOUT_SECONDS = 5.0
 
+PROMISES_RETRY_SECONDS = 1.0
+DEVICE_LIST_SECONDS = 10.0
+CLEARANCE_SCHEMA_VERSION = 1
+# GPU to GPU through host memory: what the plan renders where the peer path is not earned. The digit: NCCL
+# parses an integer and ignores "true".
+STAGED_PATH = {
+    "NCCL_P2P_DISABLE": "1",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
+STAGED_PATH_FLAG = "--disable-custom-all-reduce"
+
 EXIT_USAGE = 2
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
@@ -97,7 +110,8 @@ class LauncherError(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """All the launcher knows. `since` and `group_deadline` are seconds of a monotonic clock."""
+    """All the launcher knows. `blocked` is what is missing before the devices may be taken, as a sentence.
+    `since` and `group_deadline` are seconds of a monotonic clock."""
 
     devices: tuple[str, ...]
     phase: Phase
@@ -115,13 +129,22 @@ class State:
     """The child is ended in order to start another one."""
     kill_at: float = 0.0
     child_killed: bool = False
+    blocked: str | None = None
 
     @property
     def waiting_for(self) -> str | None:
-        """The device whose lock is to be taken next: always the first one missing, in sorted order."""
+        """What the launcher waits for: what was promised and isn't there, then the device whose lock is to be
+        taken next: always the first one missing, in sorted order."""
         if self.phase != "waiting_for_devices":
             return None
-        return next((device for device in self.devices if device not in self.locked), None)
+        return self.blocked or next((each for each in self.devices if each not in self.locked), None)
+
+
+@dataclass(frozen=True)
+class PromisesChecked:
+    """What the engine was promised has been looked at; `problem` is the first thing that isn't so."""
+
+    problem: str | None
 
 
 @dataclass(frozen=True)
@@ -171,7 +194,7 @@ class Tick:
     group_alive: bool
 
 
-Event = DeviceLocked | HealthAnswered | RestartOrdered | SignalReceived | ChildExited | Tick
+Event = PromisesChecked | DeviceLocked | HealthAnswered | RestartOrdered | SignalReceived | ChildExited | Tick
 
 
 @dataclass(frozen=True)
@@ -228,6 +251,8 @@ def initial(devices: list[str], now: float) -> State:
 
 def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     """What an event means. Pure; `now` is a monotonic clock in seconds."""
+    if isinstance(event, PromisesChecked):
+        return start_if_ready(dataclasses.replace(state, blocked=event.problem), now)
     if isinstance(event, DeviceLocked):
         return _device_locked(state, event, now)
     if isinstance(event, HealthAnswered):
@@ -370,6 +395,104 @@ def exit_code_of(wait_status: int) -> int:
     if os.WIFSIGNALED(wait_status):
         return EXIT_SIGNAL_BASE + os.WTERMSIG(wait_status)
     return os.WEXITSTATUS(wait_status)
+
+
+# ------------------------------------------------------------------------- what an engine was promised
+
+
+def clearance_problem(document: object, boot_id: str, devices: tuple[str, ...]) -> str | None:
+    """Why an engine on these devices may not start in this boot; None when it may.
+
+    A boot is what moves faults between GPUs, so each has to be cleared by a short test (the host's unit).
+    """
+    if not isinstance(document, dict) or document.get("schema_version") != CLEARANCE_SCHEMA_VERSION:
+        return "clearance: nobody has tested the hardware yet (run site.yml, or see the clearance unit)"
+    if document.get("boot_id") != boot_id:
+        return (
+            "clearance: the hardware was not tested in this boot yet (the clearance unit does, or site.yml)"
+        )
+    refused = document.get("refused")
+    found = refused if isinstance(refused, dict) else {"all": "its clearance can't be read"}
+    for key in (*devices, *sorted({device.partition(":")[0] for device in devices if ":" in device}), "all"):
+        if key in found:
+            return f"clearance: {key}: {found[key]}"
+    control = document.get("control")
+    if len(devices) > 1 and control is not None:
+        return f"clearance: the path between the devices: {control}"
+    return None
+
+
+def staged(command: list[str], environment: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The engine's command and environment with the staged path imposed, whatever was planned."""
+    flagged = command if STAGED_PATH_FLAG in command else [*command, STAGED_PATH_FLAG]
+    return flagged, {**environment, **STAGED_PATH}
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What an engine was promised: where to look, and what has to be there.
+
+    `peer_path_boot` is the boot whose evidence allowed the peer path; `boot_id_file` is where the kernel says
+    which boot this is (another file in tests).
+    """
+
+    devices: tuple[str, ...]
+    clearance: Path | None
+    model: Path | None
+    visible_gpus: bool
+    boot_id_file: Path
+    peer_path_boot: str | None
+
+    def problem(self) -> str | None:
+        """The first promise that isn't kept, as a sentence; None when all are."""
+        return self._clearance() or self._model() or self._gpus()
+
+    def boot_id(self) -> str:
+        """The id of this boot. Raises LauncherError where the kernel doesn't say it."""
+        try:
+            return self.boot_id_file.read_text().strip()
+        except OSError as error:
+            raise LauncherError(
+                f"the boot id cannot be read: {self.boot_id_file}: {error.strerror}"
+            ) from error
+
+    def imposes_staged_path(self) -> bool:
+        """Whether the peer path was planned on the evidence of another boot than this."""
+        return self.peer_path_boot is not None and self.peer_path_boot != self.boot_id()
+
+    def _clearance(self) -> str | None:
+        if self.clearance is None:
+            return None
+        try:
+            document = json.loads(self.clearance.read_bytes())
+        except (OSError, ValueError):
+            document = None
+        return clearance_problem(document, self.boot_id(), self.devices)
+
+    def _model(self) -> str | None:
+        if self.model is None:
+            return None
+        try:
+            empty = not any(self.model.iterdir())
+        except OSError as error:
+            return f"model: {self.model} cannot be read: {error.strerror}"
+        return f"model: {self.model} is empty (is what holds it mounted on the host?)" if empty else None
+
+    def _gpus(self) -> str | None:
+        """Each GPU is one of those that the driver shows in this container."""
+        wanted = [device for device in self.devices if device.startswith("GPU-")]
+        if not self.visible_gpus or not wanted:
+            return None
+        try:
+            listed = subprocess.run(
+                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=DEVICE_LIST_SECONDS, check=False
+            ).stdout
+        except FileNotFoundError:
+            return "devices: nvidia-smi is not in the container (does the container runtime bring it in?)"
+        except subprocess.TimeoutExpired:
+            return f"devices: nvidia-smi does not answer within {DEVICE_LIST_SECONDS:g} s"
+        missing = [device for device in wanted if device not in listed]
+        return f"devices: {missing[0]} is not visible in the container" if missing else None
 
 
 # ------------------------------------------------------------------------------------ what touches the world
@@ -595,6 +718,15 @@ class Launcher:
         self._incarnation = secrets.token_hex(16)
         self._state = initial(options.device, time.monotonic())
         self._locks = DeviceLocks(options.locks, self._state.devices)
+        self._promises = Promises(
+            devices=self._state.devices,
+            clearance=options.clearance,
+            model=options.model,
+            visible_gpus=options.visible_gpus,
+            boot_id_file=options.boot_id_file,
+            peer_path_boot=options.peer_path_boot,
+        )
+        self._promises_due = 0.0
         self._inbox = Inbox()
         self._child_pid: int | None = None
         self._token_file: Path | None = options.token_file
@@ -642,7 +774,7 @@ class Launcher:
         self._inbox.listen_to_signals()
         threading.Thread(target=self._server.serve_forever, name="state", daemon=True).start()
         self._log(f"state on port {self._server.server_address[1]}, incarnation {self._incarnation}")
-        self._take(start_if_ready(self._state, time.monotonic()))
+        self._check_promises()
         while self._exit_code is None:
             self._turn()
         return self._exit_code
@@ -651,6 +783,8 @@ class Launcher:
         while self._exit_code is None and (event := self._inbox.take()) is not None:
             self._handle(event)
         self._reap()
+        if self._exit_code is None:
+            self._check_promises()
         if self._exit_code is None:
             self._try_next_lock()
         ending = self._state.child_exit is not None or self._state.restarting
@@ -688,8 +822,19 @@ class Launcher:
         else:
             self._exit_code = effect.code
 
+    def _check_promises(self) -> None:
+        """Before the first lock is taken; again every second while something is missing."""
+        now = time.monotonic()
+        if self._state.phase != "waiting_for_devices" or self._state.locked or now < self._promises_due:
+            return
+        self._promises_due = now + PROMISES_RETRY_SECONDS
+        problem = self._promises.problem()
+        if problem is not None and problem != self._state.blocked:
+            self._log(f"{problem}; waiting")
+        self._handle(PromisesChecked(problem))
+
     def _try_next_lock(self) -> None:
-        while (device := self._state.waiting_for) is not None:
+        while self._state.blocked is None and (device := self._state.waiting_for) is not None:
             if not self._locks.try_lock(device):
                 if self._told_waiting_for != device:
                     self._log(f"device {device}: in use by another engine that is starting, waiting")
@@ -699,13 +844,16 @@ class Launcher:
             self._handle(DeviceLocked(device))
 
     def _start_child(self) -> None:
-        environment = {**os.environ, "FRONTDOOR_INCARNATION": self._incarnation}
-        program = self._command[0]
+        command, environment = self._command, {**os.environ, "FRONTDOOR_INCARNATION": self._incarnation}
+        if self._promises.imposes_staged_path():
+            self._log("the peer path was proven in another boot: the staged path is imposed")
+            command, environment = staged(command, environment)
+        program = command[0]
         try:
             # posix_spawn because other threads run; signals that Python ignores get their meaning back.
             self._child_pid = os.posix_spawnp(
                 program,
-                self._command,
+                command,
                 environment,
                 setpgroup=0,
                 setsigmask=[],
@@ -817,6 +965,16 @@ def parser() -> argparse.ArgumentParser:
         help="device the engine uses, cpu:<name> or GPU-<uuid>; may be given several times",
     )
     run.add_argument("--locks", type=Path, default=Path("/locks"), help="folder of the devices' lock files")
+    run.add_argument("--clearance", type=Path, metavar="FILE", help="the word that this boot was tested")
+    run.add_argument("--model", type=Path, metavar="FOLDER", help="model folder that has to be mounted")
+    run.add_argument("--visible-gpus", action="store_true", help="the driver has to show each GPU here")
+    run.add_argument("--peer-path-boot", metavar="ID", help="boot whose evidence allowed the peer path")
+    run.add_argument(
+        "--boot-id-file",
+        type=Path,
+        default=Path("/proc/sys/kernel/random/boot_id"),
+        help="where the kernel says which boot this is",
+    )
     run.add_argument("--health", required=True, metavar="URL", help="answers 2xx once the engine is ready")
     run.add_argument("--state-address", default="0.0.0.0", help="address the state is served at")
     run.add_argument("--state-port", type=int, default=9000, help="port the state is served at; 0: any")

@@ -68,6 +68,7 @@ last_instance:
 """
 
 DOCKER_TIMEOUT_SECONDS = 120
+UNITS = Path("/etc/systemd/system")
 
 
 class DockerError(Exception):
@@ -123,6 +124,25 @@ def remove_from_docker(docker: Docker, instance: str, images: list[str], check_m
     return [f"{what}: removed" for what, _ in orders]
 
 
+def remove_unit(instance: str, units: Path, check_mode: bool) -> list[str]:
+    """Remove the unit that clears the engines at each boot, where there is one."""
+    path = units / f"vllm-frontdoor-{instance}-clearance.service"
+    if not path.is_file():
+        return []
+    if not check_mode:
+        command = ["systemctl", "disable", "--now", path.name]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=DOCKER_TIMEOUT_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DockerError(f"the unit {path.name} could not be disabled: {error}") from error
+        if done.returncode:
+            raise DockerError(f"the unit {path.name} could not be disabled: {done.stderr.strip()}")
+        path.unlink()
+    return [f"unit {path.name}: removed"]
+
+
 def remove_folders(folders: list[str], check_mode: bool) -> list[str]:
     """Remove folders that exist; returns what was (or would be) removed."""
     existing = [folder for folder in folders if Path(folder).exists()]
@@ -166,6 +186,7 @@ def main() -> None:
     try:
         if reachable:
             changes += remove_from_docker(docker, module.params["instance"], images, module.check_mode)
+        changes += remove_unit(module.params["instance"], UNITS, module.check_mode)
         changes += remove_folders(folders, module.check_mode)
     except (DockerError, OSError) as error:
         module.fail_json(msg=f"The instance '{module.params['instance']}' is not fully removed: {error}")

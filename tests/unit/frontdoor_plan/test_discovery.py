@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from frontdoor_plan import UnreadableFactsError, discovered_from_box, weight_evidence_from_box
+from frontdoor_plan import UnreadableFactsError, discovered_from_box
+from frontdoor_plan.discovery import weight_evidence_from_box
 from plan_support import box
 
 

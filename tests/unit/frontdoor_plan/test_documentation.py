@@ -55,5 +55,5 @@ def test_every_variable_that_is_read_is_documented_and_every_other_of_ours_is_no
     assert known_variables() >= READ_VARIABLES
     source = (ROLES / "vllm_service/module_utils/frontdoor_plan/declaration.py").read_text(encoding="utf-8")
     body = source[source.index("def parse(") :]
-    named = set(re.findall(r'"((?:vllm_service|frontdoor|model_files)_[a-z_0-9]+)"', body))
+    named = set(re.findall(r'"((?:vllm_service|frontdoor|gpu_diag|model_files)_[a-z_0-9]+)"', body))
     assert named == {name for name in READ_VARIABLES if not name.startswith("router_")}

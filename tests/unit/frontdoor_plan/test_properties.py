@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from evidence_support import integrity, p2p, with_evidence
 from frontdoor_plan import Plan, Refusal, plan_table, refusal_message, render
 from frontdoor_plan.declaration import SERVICE_KEYS
 from frontdoor_plan.document import to_yaml
 from frontdoor_plan.instance import LABEL_DEFINITION
+from frontdoor_plan.sizes import claim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_support import LAUNCHER, box, known_variables, outcome, variables, with_service
@@ -117,9 +119,13 @@ def test_no_plan_breaks_a_limit(raw: dict[str, Any]) -> None:
     users: dict[str, list[bool]] = defaultdict(list)
     for placement in found.placements:
         for device in placement.devices:
-            fractions[device.key] += placement.service.memory_fraction or 0
+            fractions[device.key] += claim(
+                placement.memory.fraction or Decimal(0), placement.memory.residue, device
+            )
             users[device.key].append(placement.service.exclusive)
     assert all(total <= Decimal("0.88") for total in fractions.values())
+    asleep = sum(placement.memory.host.size for placement in found.placements)
+    assert asleep <= found.host_memory_limit * found.host_memory_bytes
     assert all(len(exclusive) == 1 or not any(exclusive) for exclusive in users.values())
     slots = [placement.service.slot for placement in found.placements]
     addresses = {found.instance.engine_address(slot) for slot in slots}
@@ -128,6 +134,72 @@ def test_no_plan_breaks_a_limit(raw: dict[str, Any]) -> None:
     assert sorted(name for wave in found.waves for name in wave) == sorted(
         placement.service.name for placement in found.placements
     )
+
+
+_DAYS = st.lists(st.integers(1, 28), max_size=4, unique=True).map(lambda days: sorted(days, reverse=True))
+_VERDICTS = st.sampled_from(["clean", "corrupt", "hang", "inconclusive"])
+
+
+@st.composite
+def _boxes(draw: st.DrawFn) -> dict[str, Any]:
+    """A box whose evidence is of any kind: good, bad, stale, suspect, missing or odd."""
+    facts = _BOXES["gpu_boxes"]
+    boots = st.sampled_from([facts["boot_id"], "another boot", "a third boot"])
+    pairs = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=3)
+    p2p_documents = [
+        p2p(facts, tuple(draw(pairs)), at=f"2026-08-{day:02}T09:30:00.000000Z", boot_id=draw(boots),
+            control_words=draw(st.sampled_from([0, 10])))
+        for day in draw(_DAYS)
+    ]  # fmt: skip
+    verdicts = {number: draw(_VERDICTS) for number in range(3)}
+    tested = integrity(facts, {n: v for n, v in verdicts.items() if v != "clean"}, boot_id=draw(boots))
+    mark = {
+        "boot_id": facts["boot_id"],
+        "at": draw(st.sampled_from(["2026-08-01", "2026-09-01"])),
+        "pci_address": facts["gpus"][draw(st.integers(0, 2))]["pci_address"],
+        "sentence": "Xid.",
+    }
+    marks = draw(st.sampled_from([[], [mark]]))
+    evidence = {"integrity": draw(st.sampled_from([[], [tested], [{"odd": 1}]])), "p2p": p2p_documents}
+    return with_evidence(facts, **evidence) | {"suspicions": marks}
+
+
+_ASKS = with_service(_RAW["gpu_boxes"], "text", devices=["gpu0", "gpu1"], tensor_parallel=2) | {
+    "gpu_diag_allow_p2p": True
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(facts=_boxes(), split=st.booleans())
+def test_no_plan_uses_what_is_not_proven(facts: dict[str, Any], split: bool) -> None:
+    found = outcome(_ASKS if split else _RAW["gpu_boxes"], facts)
+    if not isinstance(found, Plan):
+        return
+    boot = facts["boot_id"]
+    tested = facts["evidence"]["integrity"][0]
+    used = {device.uuid for placement in found.placements for device in placement.devices}
+    assert tested["identity"]["boot_id"] == boot
+    assert all(each["verdict"] == "clean" for each in tested["details"]["devices"] if each["uuid"] in used)
+    for placement in found.placements:
+        environment = render(found, LAUNCHER).files[f"engines/{placement.service.name}.env"].decode()
+        if placement.path == "staged":
+            assert "NCCL_P2P_DISABLE=1\n" in environment
+            continue
+        newest = facts["evidence"]["p2p"][0]
+        pairs = {
+            (each["source"], each["destination"]): each["verdict"] for each in newest["details"]["pairs"]
+        }
+        assert newest["identity"]["boot_id"] == boot
+        assert pairs[0, 1] == pairs[1, 0] == "clean"
+        assert any(each["identity"]["boot_id"] != boot for each in facts["evidence"]["p2p"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(raw=_fleets(), bad=st.sampled_from([{"devices": ["gpu9"]}, {"extra_args": ["--no-such-flag"]}]))
+def test_a_refused_wish_is_never_rendered(raw: dict[str, Any], bad: dict[str, Any]) -> None:
+    """One wrong service, and there is no plan for any of them."""
+    name = sorted(raw["vllm_service_services"])[0]
+    assert not isinstance(outcome(with_service(raw, name, **bad), _BOXES["gpu_boxes"]), Plan)
 
 
 @settings(max_examples=50, deadline=None)

@@ -113,7 +113,9 @@ def test_a_debug_port_is_on_loopback_and_opens_the_network() -> None:
 
 
 def test_dollars_are_not_substituted_by_compose() -> None:
-    rendering = _render(with_service(RAW, "ocr", extra_args=["--x", "a$HOME"], environment={"A": "$B"}))
+    rendering = _render(
+        with_service(RAW, "ocr", extra_args=["--chat-template", "a$HOME"], environment={"A": "$B"})
+    )
     assert _engine(rendering, "ocr")["command"][-1] == "a$$HOME"
     assert _environment(rendering, "ocr")["A"] == "'$B'"
 

@@ -43,6 +43,7 @@ class RunningLauncher:
         engine: list[str],
         prefix: list[str],
         token: str | None,
+        promises: list[str],
     ) -> None:
         self.port = free_port()
         self.state_port = free_port()
@@ -58,7 +59,7 @@ class RunningLauncher:
         if token is not None:
             (folder / "token").write_text(f"{token}\n")
             command += ["--token-file", str(folder / "token")]
-        command.append("--")
+        command += [*promises, "--"]
         command += [sys.executable, str(ENGINE), str(self.port), "--log", str(self.engine_log), *engine]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log)
@@ -102,8 +103,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         engine: list[str] | None = None,
         prefix: list[str] | None = None,
         token: str | None = None,
+        promises: list[str] | None = None,
     ) -> RunningLauncher:
-        launcher = RunningLauncher(tmp_path, name, devices or [], engine or [], prefix or [], token)
+        launcher = RunningLauncher(
+            tmp_path, name, devices or [], engine or [], prefix or [], token, promises or []
+        )
         running.append(launcher)
         return launcher
 

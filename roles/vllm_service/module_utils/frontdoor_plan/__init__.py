@@ -5,44 +5,58 @@ Pure and standard library only. `declaration.parse` reads what people wrote, `di
 """
 
 from .declaration import PREFIXES, READ_VARIABLES, Declaration, parse
-from .discovery import UnreadableFactsError, discovered_from_box, weight_evidence_from_box
+from .discovery import (
+    UnreadableFactsError,
+    discovered_from_box,
+    evidence_from_box,
+)
+from .evidence import Evidence
 from .instance import Instance
-from .model import Desired, Discovered, Plan, Refusal, WeightEvidence
+from .model import Desired, Discovered, Plan, Refusal
 from .planning import check_declaration, merged, plan, plan_declaration
-from .prediction import predict
+from .prediction import UNKNOWN_IMAGE_ID, predict
 from .releasing import declaration_of_release, release_content, release_files
 from .render import ComposeProject, Rendering, render
+from .rules.arguments import check_answer, commands
+from .rules.gate import cpu_devices_needed, probes_needed
+from .safety import engines_to_stop
 from .table import plan_table, refusal_message
 from .usage import endpoint, questions, usage_lines
 
 __all__ = [
     "PREFIXES",
     "READ_VARIABLES",
+    "UNKNOWN_IMAGE_ID",
     "ComposeProject",
     "Declaration",
     "Desired",
     "Discovered",
+    "Evidence",
     "Instance",
     "Plan",
     "Refusal",
     "Rendering",
     "UnreadableFactsError",
-    "WeightEvidence",
+    "check_answer",
     "check_declaration",
+    "commands",
+    "cpu_devices_needed",
     "declaration_of_release",
     "discovered_from_box",
     "endpoint",
+    "engines_to_stop",
+    "evidence_from_box",
     "merged",
     "parse",
     "plan",
     "plan_declaration",
     "plan_table",
     "predict",
+    "probes_needed",
     "questions",
     "refusal_message",
     "release_content",
     "release_files",
     "render",
     "usage_lines",
-    "weight_evidence_from_box",
 ]

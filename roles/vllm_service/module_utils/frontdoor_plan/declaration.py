@@ -111,6 +111,9 @@ READ_VARIABLES = frozenset(
         "frontdoor_instance",
         "frontdoor_network",
         "frontdoor_port_base",
+        "gpu_diag_allow_p2p",
+        "gpu_diag_cpu_devices",
+        "gpu_diag_probes",
         "model_files_packages",
         "vllm_service_cpu_kv_cache_gib",
         "vllm_service_devices",
@@ -118,6 +121,7 @@ READ_VARIABLES = frozenset(
         "vllm_service_drain_seconds",
         "vllm_service_environment",
         "vllm_service_healthy_timeout_seconds",
+        "vllm_service_host_memory_limit",
         "vllm_service_image",
         "vllm_service_memory_limit",
         "vllm_service_models_root",
@@ -189,6 +193,20 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
         memory_limit=parsing.optional(
             raw, "vllm_service_memory_limit", values.decimal_number("0", "1", "a fraction"), Decimal("0.88")
         ),
+        host_memory_limit=parsing.optional(
+            raw,
+            "vllm_service_host_memory_limit",
+            values.decimal_number("0", "1", "a fraction"),
+            Decimal("0.9"),
+        ),
+        allow_p2p=parsing.optional(raw, "gpu_diag_allow_p2p", values.boolean, False),
+        probes=parsing.optional(
+            raw,
+            "gpu_diag_probes",
+            values.list_of(values.one_of("host", "integrity", "control", "p2p")),
+            (),
+        ),
+        cpu_shares=parsing.optional(raw, "gpu_diag_cpu_devices", values.whole_number(0, 64), 0),
         weights_required=parsing.optional(
             raw,
             "vllm_service_weights_required",

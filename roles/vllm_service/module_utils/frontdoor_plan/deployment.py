@@ -46,6 +46,7 @@ def engines(
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
             _folder(LOCKS),
+            _folder(plan.instance.clearance),
         ],
         "secrets": [],
         "reload": _reload(plan, "registry/"),
@@ -120,6 +121,28 @@ def _previous(
         "files": [
             {"path": path, "secret_content": content.decode("utf-8")} for path, content in files.items()
         ],
+    }
+
+
+def clearance(plan: Plan, desired: Desired, script: str) -> dict[str, Any]:
+    """Parameters for what clears the engines at each boot."""
+    instance = plan.instance
+    devices = {device.key for placement in plan.placements for device in placement.devices}
+    return {
+        "folder": f"{instance.root}/clearance",
+        "script": script,
+        "unit": f"vllm-frontdoor-{instance.name}-clearance",
+        "config": {
+            "instance": instance.name,
+            "docker_host": desired.docker_host,
+            "image": plan.engine_image.id,
+            "package": f"{instance.root}/diag",
+            "evidence": instance.evidence,
+            "output": f"{instance.clearance}/clearance.json",
+            "boot_id_file": "/proc/sys/kernel/random/boot_id",
+            "cpu_devices": max(2, len(devices)) if plan.kind == "cpu" else 0,
+            "control": any(placement.parts > 1 for placement in plan.placements),
+        },
     }
 
 

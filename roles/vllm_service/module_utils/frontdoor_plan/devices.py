@@ -61,7 +61,7 @@ def known_devices(
 
 
 def _cuda(name: str, gpu: Gpu) -> Device:
-    return Device(name, gpu.uuid, "cuda", memory_bytes=gpu.memory_bytes, uuid=gpu.uuid)
+    return Device(name, gpu.uuid, "cuda", memory_bytes=gpu.memory_bytes, uuid=gpu.uuid, model=gpu.name)
 
 
 def devices_of(service: Service, known: dict[str, Device]) -> tuple[Device, ...]:

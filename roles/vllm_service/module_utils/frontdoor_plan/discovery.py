@@ -10,9 +10,26 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
-from .model import Discovered, Docker, DockerNetwork, Gpu, Image, PathFacts, PortUser, Route, WeightEvidence
+from .calibration import Calibration, CalibrationError, parse_calibration
+from .evidence import Evidence, damaged_from_box, marks_from_box, probes_from_box
+from .model import (
+    Discovered,
+    Docker,
+    DockerNetwork,
+    Gpu,
+    Image,
+    ModelFacts,
+    PathFacts,
+    PortUser,
+    Route,
+    WeightEvidence,
+)
 
 SCHEMA_VERSION = 1
+_MACHINE_IDENTITY = (
+    "boot_id", "kernel", "kernel_command_line", "driver", "bios_version", "iommu_group_types", "acs_redirect",
+)  # fmt: skip
+_GPU_IDENTITY = ("uuid", "serial", "pci_address", "vbios")
 
 
 class UnreadableFactsError(ValueError):
@@ -45,8 +62,16 @@ def _discovered(box: Mapping[str, Any], is_root: bool) -> Discovered:
         routes=tuple(_routes(box["routes"])),
         networks=tuple(_network(network) for network in box["networks"]),
         containers=tuple(str(container["name"]) for container in box["containers"]),
+        models={path: _model(found) for path, found in (box.get("models") or {}).items()},
+        identity=identity_of(box),
         is_root=is_root,
     )
+
+
+def identity_of(box: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine in its present boot, in the form that evidence records it."""
+    gpus = [{key: gpu.get(key) for key in _GPU_IDENTITY} for gpu in box.get("gpus") or ()]
+    return {**{key: box.get(key) for key in _MACHINE_IDENTITY}, "gpus": gpus}
 
 
 def _gpu(gpu: Mapping[str, Any]) -> Gpu:
@@ -70,6 +95,17 @@ def _path(found: Mapping[str, Any]) -> PathFacts:
         exists=bool(found["exists"]),
         is_directory=bool(found["is_directory"]),
         entries=int(found["entries"] or 0),
+    )
+
+
+def _model(found: Mapping[str, Any]) -> ModelFacts:
+    heads, context, problem = found["attention_heads"], found["context_tokens"], found["problem"]
+    return ModelFacts(
+        config=bool(found["config"]),
+        attention_heads=None if heads is None else int(heads),
+        context_tokens=None if context is None else int(context),
+        weights_bytes=int(found["weights_bytes"]),
+        problem=None if problem is None else str(problem),
     )
 
 
@@ -101,6 +137,39 @@ def _network(network: Mapping[str, Any]) -> DockerNetwork:
         subnets=tuple(subnet for subnet in subnets if subnet is not None),
         labels=dict(network.get("labels") or {}),
     )
+
+
+def evidence_from_box(box: Mapping[str, Any]) -> Evidence:
+    """All evidence that lies on the box. What can't be read is named in it, and nothing of it is trusted."""
+    calibration, problems = _calibration(box.get("calibration"))
+    return Evidence(
+        weights=weight_evidence_from_box(box),
+        probes=probes_from_box(box, identity_of(box)),
+        marks=marks_from_box(box),
+        damaged=damaged_from_box(box),
+        calibration=calibration,
+        calibration_problems=tuple(problems),
+    )
+
+
+def _calibration(found: Any) -> tuple[dict[str, Calibration], list[tuple[str, str]]]:
+    """Figures by service, from documents (or sentences on why there is none) by path."""
+    figures: dict[str, Calibration] = {}
+    problems: list[tuple[str, str]] = []
+    for path, entry in sorted((found or {}).items()):
+        if entry.get("problem"):
+            problems.append((path, str(entry["problem"])))
+            continue
+        try:
+            figure = parse_calibration(entry.get("document"))
+        except CalibrationError as error:
+            problems.append((path, str(error)))
+            continue
+        if not path.endswith(f"/{figure.service}.json"):
+            problems.append((path, f"it speaks of the service {figure.service}"))
+            continue
+        figures[figure.service] = figure
+    return figures, problems
 
 
 def weight_evidence_from_box(box: Mapping[str, Any]) -> dict[str, WeightEvidence]:

@@ -22,7 +22,6 @@ STAGED_PATH_ENVIRONMENT: Mapping[str, str] = {
 """GPU to GPU only through host memory. Together with --disable-custom-all-reduce."""
 
 _ALWAYS: Mapping[str, str] = {
-    **STAGED_PATH_ENVIRONMENT,
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_SERVER_DEV_MODE": "1",
@@ -31,11 +30,16 @@ _ALWAYS: Mapping[str, str] = {
 _CPU_ONLY = ("OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND")
 
 OWNED_ENVIRONMENT: Mapping[str, str] = {
+    **{
+        name: f"the plan sets it to {value} wherever the peer path is not earned"
+        for name, value in STAGED_PATH_ENVIRONMENT.items()
+    },
     **{name: f"the plan sets it to {value} for every service" for name, value in _ALWAYS.items()},
     **dict.fromkeys(_CPU_ONLY, "the plan derives it from the service's device"),
     "VLLM_CPU_KVCACHE_SPACE": "kv_cache_memory_gib sets it",
     "CUDA_VISIBLE_DEVICES": "devices says where a service runs; the container sees nothing else",
     "NVIDIA_VISIBLE_DEVICES": "devices says where a service runs; the container sees nothing else",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "beyond its own context a model answers nonsense; max_model_len sets it",
     "VLLM_API_KEY": "clients show their keys to the router; engines are reached by nobody else",
     "VLLM_HOST_IP": "the plan gives every engine its address",
     "VLLM_PORT": "the plan gives every engine its port",
@@ -57,7 +61,8 @@ OWNED_FLAGS: Mapping[str, str] = {
     "--nnodes": "an engine runs on one machine",
     "--node-rank": "an engine runs on one machine",
     "--enable-sleep-mode": "the plan sets it wherever it works",
-    "--disable-custom-all-reduce": "the plan sets it for every service",
+    "--disable-custom-all-reduce": "the plan sets it wherever the peer path is not earned",
+    "--distributed-executor-backend": "the plan sets it for split models",
     "--gpu-memory-utilization": "use memory_fraction",
     "--kv-cache-memory-bytes": "use kv_cache_memory_gib",
     "--max-model-len": "use max_model_len",
@@ -80,6 +85,7 @@ OWNED_FLAGS: Mapping[str, str] = {
 }
 """Flags that the plan owns, and what to use instead."""
 
+CLEARANCE_IN_CONTAINER = "/clearance/clearance.json"
 _QUIET_ENDPOINTS = "/health,/metrics,/is_sleeping"
 _TASK_FLAGS: Mapping[str, tuple[str, ...]] = {
     "generate": (),
@@ -94,7 +100,11 @@ def model_mount(service: Service) -> str:
 
 
 def launcher_entrypoint(placement: Placement) -> list[str]:
-    """The container's first process: the launcher, which starts the engine's command as its child."""
+    """The container's first process: the launcher, which starts the engine's command as its child.
+
+    A service on the peer path carries the boot whose evidence allowed it: in any other boot the launcher
+    imposes the staged path.
+    """
     keys = sorted(device.key for device in placement.devices)
     return [
         "python3",
@@ -105,6 +115,12 @@ def launcher_entrypoint(placement: Placement) -> list[str]:
         *(part for key in keys for part in ("--device", key)),
         "--locks",
         "/locks",
+        "--clearance",
+        CLEARANCE_IN_CONTAINER,
+        "--model",
+        model_mount(placement.service),
+        *(("--visible-gpus",) if any(device.uuid for device in placement.devices) else ()),
+        *_optional("--peer-path-boot", placement.boot_id),
         "--health",
         f"http://127.0.0.1:{ENGINE_PORT}/health",
         "--state-port",
@@ -118,13 +134,18 @@ def launcher_entrypoint(placement: Placement) -> list[str]:
 def command(placement: Placement, kind: DeviceKind) -> list[str]:
     """The engine's command line. The vllm command itself is missing in CPU builds; the module never is."""
     service = placement.service
+    return [*("python3", "-m", "vllm.entrypoints.openai.api_server"), *arguments(service, placement, kind)]
+
+
+def arguments(service: Service, placement: Placement, kind: DeviceKind) -> list[str]:
+    """The arguments of the engine's server, as its own parser gets them."""
     return [
-        *("python3", "-m", "vllm.entrypoints.openai.api_server"),
         *("--host", "0.0.0.0", "--port", str(ENGINE_PORT)),
         *("--model", model_mount(service), "--served-model-name", service.model),
         *_TASK_FLAGS[service.task],
-        *_kind_flags(service, kind),
-        "--disable-custom-all-reduce",
+        *_kind_flags(placement, kind),
+        *_parallel_flags(service),
+        *(("--disable-custom-all-reduce",) if placement.path == "staged" else ()),
         *_optional("--max-model-len", service.max_model_len),
         *_optional("--quantization", service.quantization),
         *_optional("--reasoning-parser", service.reasoning_parser),
@@ -136,14 +157,26 @@ def command(placement: Placement, kind: DeviceKind) -> list[str]:
     ]
 
 
-def _kind_flags(service: Service, kind: DeviceKind) -> list[str]:
+def _parallel_flags(service: Service) -> list[str]:
+    tensor, pipeline = service.tensor_parallel, service.pipeline_parallel
+    if tensor * pipeline == 1:
+        return []
+    return [
+        *_optional("--tensor-parallel-size", tensor if tensor > 1 else None),
+        *_optional("--pipeline-parallel-size", pipeline if pipeline > 1 else None),
+        # All parts are on this machine: processes, and no cluster that would have to be there.
+        *("--distributed-executor-backend", "mp"),
+    ]
+
+
+def _kind_flags(placement: Placement, kind: DeviceKind) -> list[str]:
     if kind == "cpu":
         # --enable-sleep-mode refuses to start there, and the routes answer without it.
         return ["--enforce-eager"]
-    cache = service.kv_cache_memory_gib
+    cache = placement.service.kv_cache_memory_gib
     return [
         "--enable-sleep-mode",
-        *_optional("--gpu-memory-utilization", service.memory_fraction),
+        *_optional("--gpu-memory-utilization", placement.memory.fraction),
         *_optional("--kv-cache-memory-bytes", None if cache is None else int(cache * 2**30)),
     ]
 
@@ -156,10 +189,14 @@ def _optional(flag: str, value: str | int | Decimal | None) -> tuple[str, ...]:
 
 def environment(placement: Placement, plan: Plan) -> dict[str, str]:
     """The engine's environment: what people set, and over it what the plan owns."""
+    given = {**plan.environment, **placement.service.environment}
+    if placement.path == "peer":
+        # What group_vars says for every box holds where nothing better is proven; here it is.
+        given = {name: value for name, value in given.items() if name not in STAGED_PATH_ENVIRONMENT}
     return {
-        **plan.environment,
-        **placement.service.environment,
+        **given,
         **_ALWAYS,
+        **(STAGED_PATH_ENVIRONMENT if placement.path == "staged" else {}),
         **(_cpu_environment(placement, plan) if plan.kind == "cpu" else {}),
     }
 
@@ -168,7 +205,8 @@ def _cpu_environment(placement: Placement, plan: Plan) -> dict[str, str]:
     cache = placement.service.kv_cache_memory_gib
     cores = [core for device in placement.devices for core in device.cores]
     return {
-        "OMP_NUM_THREADS": str(len(cores)),
+        # Each part of the model is a process of its own.
+        "OMP_NUM_THREADS": str(max(1, len(cores) // placement.parts)),
         # Log-probabilities are compiled at the first request for them, against headers of Python that the
         # image doesn't have: that ends the engine's core (vLLM 0.27.1 and 0.32.0).
         "TORCHDYNAMO_DISABLE": "1",

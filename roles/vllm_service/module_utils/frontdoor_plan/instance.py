@@ -21,6 +21,7 @@ LABEL_INSTANCE = "vllm-frontdoor.instance"
 LABEL_SERVICE = "vllm-frontdoor.service"
 LABEL_DEFINITION = "vllm-frontdoor.definition"
 LABEL_DEVICE_KIND = "vllm-frontdoor.device"
+LABEL_VLLM = "vllm-frontdoor.vllm"
 
 MODELS_ROOT = "/var/lib/vllm-frontdoor/models"
 LOCKS = "/var/lib/vllm-frontdoor/locks"
@@ -94,6 +95,16 @@ class Instance:
     @property
     def evidence(self) -> str:
         return f"{self.state}/evidence"
+
+    @property
+    def calibration(self) -> str:
+        """Folder of what was measured of each service's memory."""
+        return f"{self.state}/calibration"
+
+    @property
+    def clearance(self) -> str:
+        """Folder of the word that this boot's hardware was checked, which launchers wait for."""
+        return f"{self.state}/clearance"
 
     @property
     def engines_project(self) -> str:

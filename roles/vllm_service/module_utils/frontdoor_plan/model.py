@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 from .instance import Instance
 from .router_settings import Secrets
@@ -18,6 +18,7 @@ from .router_settings import Secrets
 Task = Literal["generate", "embed", "rerank"]
 DeviceKind = Literal["cuda", "cpu"]
 AllowLevel2 = Literal["auto", "always", "never"]
+GpuPath = Literal["staged", "peer"]
 
 
 @dataclass(frozen=True, order=True)
@@ -103,7 +104,7 @@ class Desired:
     """All that people declared about one box.
 
     `fetched_models` are the model folders that the role model_files puts there; all others are there already,
-    or nowhere.
+    or nowhere. `probes` and `cpu_shares` are what people want tested beyond what the services need.
     """
 
     instance: Instance
@@ -113,7 +114,11 @@ class Desired:
     device_names: tuple[DeviceName, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_limit: Decimal = Decimal("0.88")
+    host_memory_limit: Decimal = Decimal("0.9")
     weights_required: tuple[str, ...] = ("verified", "values_only")
+    allow_p2p: bool = False
+    probes: tuple[str, ...] = ()
+    cpu_shares: int = 0
     cpu_kv_cache_gib: int = 1
     fetched_models: frozenset[str] = frozenset()
     docker_host: str = "unix:///var/run/docker.sock"
@@ -176,8 +181,26 @@ class Docker:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What a model folder says of its model. `problem` is a sentence where its config can't be read.
+
+    `attention_heads` and `context_tokens` are None where the config doesn't say; `weights_bytes` is the size
+    of the files that vLLM would load.
+    """
+
+    config: bool
+    attention_heads: int | None = None
+    context_tokens: int | None = None
+    weights_bytes: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class Discovered:
-    """All that was found on one box. `images`, `paths` and `ports` are keyed by what was asked for."""
+    """All that was found on one box. `images`, `paths`, `models` and `ports` are keyed by what was asked for.
+
+    `identity` is the machine in its present boot: evidence about devices counts only while it is the same.
+    """
 
     cpu_count: int
     memory_bytes: int
@@ -185,6 +208,8 @@ class Discovered:
     gpus: tuple[Gpu, ...] = ()
     images: Mapping[str, Image | None] = field(default_factory=dict)
     paths: Mapping[str, PathFacts] = field(default_factory=dict)
+    models: Mapping[str, ModelFacts] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
     ports: Mapping[int, PortUser | None] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
     networks: tuple[DockerNetwork, ...] = ()
@@ -204,7 +229,8 @@ class WeightEvidence:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that a service can be put on. `key` is the same for all instances of a machine."""
+    """A device that a service can be put on. `key` is the same for all instances of a machine; `model` is
+    what the device calls itself (a GPU's name, or cpu)."""
 
     name: str
     key: str
@@ -212,16 +238,52 @@ class Device:
     memory_bytes: int | None = None
     cores: tuple[int, ...] = ()
     uuid: str | None = None
+    model: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of bytes, and whether it was measured on this box or is estimated so that it errs on the safe
+    side."""
+
+    size: int
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a service takes: of each of its devices, and of the host's memory.
+
+    `fraction` is its share of each GPU's whole memory while awake (None on CPU devices); `residue` is what
+    stays on each GPU while it sleeps; `host` what it takes of the host's memory while it sleeps at level 1
+    (on CPU devices: while it is awake).
+    """
+
+    fraction: Decimal | None
+    residue: Figure
+    host: Figure
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A service on the devices it really gets, with the idle times that hold for it (minutes)."""
+    """A service on the devices it really gets, with the idle times that hold for it (minutes).
+
+    `path` is what its devices may use between each other; `boot_id` is the boot whose evidence allowed the
+    peer path (None on the staged path, which needs nobody's word).
+    """
 
     service: Service
     devices: tuple[Device, ...]
     idle_sleep_minutes: int
     idle_offload_minutes: int
+    memory: Memory
+    path: GpuPath = "staged"
+    boot_id: str | None = None
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the model is split."""
+        return self.service.tensor_parallel * self.service.pipeline_parallel
 
 
 @dataclass(frozen=True)
@@ -239,6 +301,9 @@ class Plan:
     devices: tuple[Device, ...]
     placements: tuple[Placement, ...]
     waves: tuple[tuple[str, ...], ...]
+    host_memory_bytes: int = 0
+    host_memory_limit: Decimal = Decimal("0.9")
+    warnings: tuple[str, ...] = ()
 
     @property
     def public_scheme(self) -> str:

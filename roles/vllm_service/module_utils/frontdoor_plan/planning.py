@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 from .declaration import Declaration
 from .devices import device_kind, devices_of, known_devices
-from .model import Desired, Device, Discovered, Placement, Plan, Refusal, WeightEvidence
-from .rules import devices, flags, host, memory, names, parallelism, weights
+from .evidence import Evidence
+from .model import Desired, Device, Discovered, Placement, Plan, Refusal, Service
+from .rules import devices, flags, gate, host, memory, models, names, parallelism, weights
+from .trust import Trust, trust
 from .waves import waves
 
+_NO_EVIDENCE = Evidence()
 
-def check_declaration(desired: Desired, discovered: Discovered) -> list[Refusal]:
+
+def check_declaration(
+    desired: Desired, discovered: Discovered, evidence: Evidence = _NO_EVIDENCE
+) -> list[Refusal]:
     """Every refusal that can be told before anything is changed, without Docker and without images."""
     return _in_order(
         [
             *host.check_before_anything(desired, discovered),
             *names.check(desired),
             *devices.check(desired, discovered),
-            *parallelism.check(desired),
-            *memory.check(desired, discovered),
-            *flags.check(desired),
+            *parallelism.check(desired, discovered),
+            *models.check(desired, discovered),
+            *memory.check(desired, discovered, evidence),
+            *flags.check(desired, discovered),
             *weights.check_folders(desired, discovered),
         ]
     )
 
 
-def plan(
-    desired: Desired, discovered: Discovered, evidence: Mapping[str, WeightEvidence]
-) -> Plan | list[Refusal]:
-    """The plan, or all refusals at once. A function of its arguments alone.
-
-    `evidence` holds the newest verdict on weights by model folder.
-    """
+def plan(desired: Desired, discovered: Discovered, evidence: Evidence) -> Plan | list[Refusal]:
+    """The plan, or all refusals at once. A function of its arguments alone."""
     refusals = [
-        *check_declaration(desired, discovered),
+        *check_declaration(desired, discovered, evidence),
         *host.check_installed(desired, discovered),
-        *weights.check(desired, discovered, evidence),
+        *weights.check(desired, discovered, evidence.weights),
+        *gate.check(desired, discovered, evidence),
     ]
-    return _in_order(refusals) if refusals else _planned(desired, discovered)
+    return _in_order(refusals) if refusals else _planned(desired, discovered, evidence)
 
 
 def plan_declaration(
-    declaration: Declaration, discovered: Discovered, evidence: Mapping[str, WeightEvidence]
+    declaration: Declaration, discovered: Discovered, evidence: Evidence
 ) -> Plan | list[Refusal]:
     """The plan of what people wrote, or all refusals: those of reading it and those of the rules."""
     found = plan(declaration.desired, discovered, evidence)
@@ -63,21 +66,17 @@ def _in_order(refusals: Iterable[Refusal]) -> list[Refusal]:
     return sorted(set(refusals))
 
 
-def _planned(desired: Desired, discovered: Discovered) -> Plan:
+def _planned(desired: Desired, discovered: Discovered, evidence: Evidence) -> Plan:
     kind = device_kind(desired, discovered)
     engine_image = discovered.images[desired.image]
     router_image = discovered.images[desired.router.image]
     if kind is None or engine_image is None or router_image is None:
         raise AssertionError("the rules let a plan pass without its images")
     known = known_devices(desired, discovered, kind)
+    services = sorted(desired.services, key=lambda service: service.slot)
+    paths = {service.name: _trust(service, known, desired, discovered, evidence) for service in services}
     placements = tuple(
-        Placement(
-            service=service,
-            devices=devices_of(service, known),
-            idle_sleep_minutes=_first(service.idle_sleep_minutes, desired.router.idle_sleep_minutes),
-            idle_offload_minutes=_first(service.idle_offload_minutes, desired.router.idle_offload_minutes),
-        )
-        for service in sorted(desired.services, key=lambda service: service.slot)
+        _placement(service, known, paths[service.name], desired, discovered, evidence) for service in services
     )
     return Plan(
         instance=desired.instance,
@@ -91,7 +90,53 @@ def _planned(desired: Desired, discovered: Discovered) -> Plan:
         devices=_distinct(known.values()),
         placements=placements,
         waves=waves(placements),
+        host_memory_bytes=discovered.memory_bytes,
+        host_memory_limit=desired.host_memory_limit,
+        warnings=tuple(_warnings(paths)),
     )
+
+
+def _trust(
+    service: Service,
+    known: dict[str, Device],
+    desired: Desired,
+    discovered: Discovered,
+    evidence: Evidence,
+) -> Trust:
+    found = devices_of(service, known)
+    wants_staged = "NCCL_P2P_DISABLE" in service.environment
+    addresses = gate.addresses_of(found, discovered)
+    return trust(found, evidence, addresses, allowed=desired.allow_p2p and not wants_staged)
+
+
+def _placement(
+    service: Service,
+    known: dict[str, Device],
+    path: Trust,
+    desired: Desired,
+    discovered: Discovered,
+    evidence: Evidence,
+) -> Placement:
+    found = devices_of(service, known)
+    return Placement(
+        service=service,
+        devices=found,
+        idle_sleep_minutes=_first(service.idle_sleep_minutes, desired.router.idle_sleep_minutes),
+        idle_offload_minutes=_first(service.idle_offload_minutes, desired.router.idle_offload_minutes),
+        memory=memory.service_memory(service, found, desired, discovered, evidence),
+        path=path.path,
+        boot_id=path.boot_id,
+    )
+
+
+def _warnings(paths: dict[str, Trust]) -> Iterator[str]:
+    """What people asked for and don't get, and what is missing for it."""
+    for name, path in paths.items():
+        if path.missing:
+            yield (
+                f"{name} stays on the staged path although gpu_diag_allow_p2p asks for the peer path: "
+                f"{'; '.join(path.missing[:6])}."
+            )
 
 
 def _first(own: int | None, general: int) -> int:

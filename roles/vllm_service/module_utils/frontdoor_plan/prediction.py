@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .devices import device_kind, known_devices
+from .evidence import Evidence, Probe
 from .instance import LABEL_DEVICE_KIND
-from .model import Desired, Discovered, Docker, Image, PathFacts, WeightEvidence
+from .model import Desired, Device, Discovered, Docker, Image, PathFacts, WeightEvidence
+from .rules.gate import needed_devices
 
 UNKNOWN_IMAGE_ID = "sha256:" + "0" * 64
 """Stands for the id of an image that isn't there yet; never deployed, since nothing is in check mode."""
 
 
-def predict(
-    desired: Desired, discovered: Discovered, evidence: Mapping[str, WeightEvidence]
-) -> tuple[Discovered, dict[str, WeightEvidence]]:
+def predict(desired: Desired, discovered: Discovered, evidence: Evidence) -> tuple[Discovered, Evidence]:
     """The box and its evidence as the tasks before the plan will have left them, if they succeed.
 
-    Docker answers, the images are there, the models to be fetched are there, and the weights that nobody has
-    checked yet (or that changed) turn out well. Anything else stays as it was found.
+    Docker answers, the images are there, the models to be fetched are there, and what nobody has checked yet
+    (or what changed since) turns out well: weights, and devices on the staged path. Anything else stays as it
+    was found; what failed stays failed.
     """
     references = (desired.image, desired.router.image)
     images = {
@@ -38,7 +40,45 @@ def predict(
         images={**discovered.images, **images},
         paths=paths,
     )
-    return box, {**evidence, **_good_evidence(desired, box, evidence)}
+    weights = {**evidence.weights, **_good_evidence(desired, box, evidence.weights)}
+    return box, replace(evidence, weights=weights, probes=_good_probes(desired, box, evidence))
+
+
+def _good_probes(desired: Desired, box: Discovered, evidence: Evidence) -> dict[str, tuple[Probe, ...]]:
+    """Probes that the run would make: those of which nothing current is there."""
+    known = known_devices(desired, box, device_kind(desired, box))
+    addresses = [gpu.pci_address for gpu in box.gpus]
+    probes = dict(evidence.probes)
+    for kind in needed_devices(desired, box):
+        newest = evidence.newest(kind)
+        if newest is None or newest.differences or evidence.suspicions(newest, addresses):
+            distinct = {device.key: device for device in known.values()}
+            probes[kind] = (_good_probe(kind, list(distinct.values()), box), *probes.get(kind, ()))
+    return probes
+
+
+def _good_probe(kind: str, devices: list[Device], box: Discovered) -> Probe:
+    """A probe that ends well. The peer path is not predicted: it is never earned by one probe."""
+    boot_id = box.identity.get("boot_id")
+    on_cpu = all(device.kind == "cpu" for device in devices)
+    return Probe(
+        kind=kind,
+        verdict="not_applicable" if kind == "p2p" else "clean",
+        class_=None,
+        finished_at="predicted",
+        boot_id=boot_id if isinstance(boot_id, str) else None,
+        details={
+            "devices": [{"uuid": device.uuid, "verdict": "clean"} for device in devices],
+            "pairs": [
+                {"source": source, "destination": destination, "verdict": "not_applicable"}
+                for source in range(len(devices))
+                for destination in range(len(devices))
+                if source != destination
+            ],
+            "control_words": 1,
+            "kind": "cpu" if on_cpu else "cuda",
+        },
+    )
 
 
 def _image_to_be(reference: str, desired: Desired) -> Image:

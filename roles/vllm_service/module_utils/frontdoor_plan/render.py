@@ -26,6 +26,7 @@ from .model import Device, Placement, Plan
 
 REGISTRY_SCHEMA_VERSION = 1
 LABEL_ENVIRONMENT = "vllm-frontdoor.environment"
+LABEL_DEVICES = "vllm-frontdoor.devices"
 LABEL_LAUNCHER = "vllm-frontdoor.launcher"
 
 ENGINES_COMPOSE = "engines/compose.yml"
@@ -170,11 +171,13 @@ def _engine(plan: Plan, placement: Placement, environment: str, launcher: str) -
             "command": [_literal(part) for part in engine.command(placement, plan.kind)],
             "env_file": [f"{service.name}.env"],
             **_devices(placement.devices),
-            "shm_size": "1g",
+            # The parts of a model talk through shared memory.
+            "shm_size": f"{placement.parts}g",
             "volumes": [
                 _bind(service.path, engine.model_mount(service), read_only=True),
                 _bind(f"{plan.instance.root}/launcher", "/launcher", read_only=True),
                 _bind(LOCKS, "/locks", read_only=False),
+                _bind(plan.instance.clearance, "/clearance", read_only=True),
                 # A token of its own: an engine must not be able to order another one's restart.
                 _bind(
                     f"{plan.instance.root}/{LAUNCHER_TOKENS}/{service.name}",
@@ -203,6 +206,7 @@ def _engine(plan: Plan, placement: Placement, environment: str, launcher: str) -
             "labels": {
                 LABEL_INSTANCE: plan.instance.name,
                 LABEL_SERVICE: service.name,
+                LABEL_DEVICES: ",".join(sorted(device.key for device in placement.devices)),
                 LABEL_ENVIRONMENT: environment,
                 LABEL_LAUNCHER: launcher,
             },

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
-from .model import Device, Placement, Plan, Refusal
-from .rules.memory import gib, plain
+from .model import Device, Figure, Placement, Plan, Refusal
+from .rules.memory import gib, plain, share
+from .sizes import claim
 
 
 def plan_table(plan: Plan) -> str:
@@ -15,7 +16,7 @@ def plan_table(plan: Plan) -> str:
     headings = (
         ("device", "cores", "service", "task", "model", "KV cache")
         if plan.kind == "cpu"
-        else ("device", "memory", "service", "task", "fraction", "share", "sum", "limit")
+        else ("device", "memory", "service", "task", "fraction", "share", "residue", "sum", "limit")
     )
     order = ", then ".join(" beside ".join(wave) for wave in plan.waves)
     return "\n".join(
@@ -26,9 +27,35 @@ def plan_table(plan: Plan) -> str:
             f"device kind {plan.kind}",
             *_columns([headings, *rows]),
             f"Start order: {order}",
-            "GPU to GPU: the staged path, through host memory, for every service",
+            _host_line(plan),
+            *_paths(plan),
+            *(f"Warning: {warning}" for warning in plan.warnings),
         ]
     )
+
+
+def _host_line(plan: Plan) -> str:
+    total = sum(placement.memory.host.size for placement in plan.placements)
+    parts = ", ".join(
+        f"{placement.service.name} {_figure(placement.memory.host)}" for placement in plan.placements
+    )
+    what = "all engines" if plan.kind == "cpu" else "all services asleep at level 1"
+    limit = plan.host_memory_limit * gib(plan.host_memory_bytes)
+    return f"Host memory for {what}: {parts}; sum {gib(total):.1f} GiB, limit {limit:.1f} GiB"
+
+
+def _figure(figure: Figure) -> str:
+    return f"{gib(figure.size):.1f} GiB {'measured' if figure.measured else 'estimated'}"
+
+
+def _paths(plan: Plan) -> list[str]:
+    peers = [placement.service.name for placement in plan.placements if placement.path == "peer"]
+    if not peers:
+        return ["GPU to GPU: the staged path, through host memory, for every service"]
+    return [
+        f"GPU to GPU: the peer path for {', '.join(peers)} (earned by evidence; in another boot the staged "
+        "path); the staged path, through host memory, for every other service"
+    ]
 
 
 def _short(image_id: str) -> str:
@@ -49,12 +76,16 @@ def _device_rows(plan: Plan, device: Device) -> list[tuple[str, ...]]:
             (device.name, cores, "nobody", "", "", "")
         ]
     memory = gib(device.memory_bytes or 0)
-    total = sum((placement.service.memory_fraction or Decimal(0) for placement in placements), Decimal(0))
+    total = sum((_claim(device, placement) for placement in placements), Decimal(0))
     rows = [_gpu_row(device, memory, placement) for placement in placements] or [
-        (device.name, f"{memory:.1f} GiB", "nobody", "", "", "", "", "")
+        (device.name, f"{memory:.1f} GiB", *("nobody", "", "", "", "", "", ""))
     ]
     last = rows[-1]
-    return [*rows[:-1], (*last[:6], f"{plain(total)} = {total * memory:.1f} GiB", plain(plan.memory_limit))]
+    return [*rows[:-1], (*last[:7], f"{share(total)} = {total * memory:.1f} GiB", plain(plan.memory_limit))]
+
+
+def _claim(device: Device, placement: Placement) -> Decimal:
+    return claim(placement.memory.fraction or Decimal(0), placement.memory.residue, device)
 
 
 def _cpu_row(plan: Plan, device: Device, cores: str, placement: Placement) -> tuple[str, ...]:
@@ -65,10 +96,19 @@ def _cpu_row(plan: Plan, device: Device, cores: str, placement: Placement) -> tu
 
 
 def _gpu_row(device: Device, memory: Decimal, placement: Placement) -> tuple[str, ...]:
-    fraction = placement.service.memory_fraction or Decimal(0)
+    fraction = placement.memory.fraction or Decimal(0)
     service = placement.service
-    share = f"{fraction * memory:.1f} GiB"
-    return (device.name, f"{memory:.1f} GiB", service.name, service.task, plain(fraction), share, "", "")
+    return (
+        device.name,
+        f"{memory:.1f} GiB",
+        service.name,
+        service.task,
+        share(fraction),
+        f"{fraction * memory:.1f} GiB",
+        _figure(placement.memory.residue),
+        "",
+        "",
+    )
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 
 from ..engine import OWNED_ENVIRONMENT, OWNED_FLAGS, STAGED_PATH_ENVIRONMENT
-from ..model import Desired, Refusal, Service
+from ..flag_table import flags_of
+from ..instance import LABEL_VLLM
+from ..model import Desired, Discovered, Refusal, Service
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _SHORT_FLAG = re.compile(r"(-[a-z]+?)[0-9]*")
 _SHORTEST_ABBREVIATION = len("--xx")
 
 
-def check(desired: Desired) -> list[Refusal]:
+def check(desired: Desired, discovered: Discovered) -> list[Refusal]:
     """Every refusal that arguments and environment variables give."""
+    version = vllm_version(desired, discovered)
     return [
         *_environment("vllm_service_environment", desired.environment),
         *(
@@ -23,16 +27,26 @@ def check(desired: Desired) -> list[Refusal]:
             for refusal in [
                 *_environment(f"{service.where}.environment", service.environment),
                 *_arguments(service),
+                *_unknown(service, version),
                 *_parsers(service),
             ]
         ),
     ]
 
 
+def vllm_version(desired: Desired, discovered: Discovered) -> str | None:
+    """The version that the image says it holds: by its label, or by the tag that its publisher gave it."""
+    image = discovered.images.get(desired.image)
+    if image is not None and LABEL_VLLM in image.labels:
+        return image.labels[LABEL_VLLM]
+    tag = re.fullmatch(r".*:v?([0-9]+\.[0-9]+\.[0-9]+)", desired.image)
+    return tag[1] if tag else None
+
+
 def _environment(where: str, environment: Mapping[str, str]) -> Iterator[Refusal]:
     for name, value in sorted(environment.items()):
-        if name.upper().startswith("NCCL_P2P_"):
-            yield from _peer_to_peer(where, name, value)
+        if name.upper().startswith("NCCL_"):
+            yield from _nccl(where, name, value)
         elif name in OWNED_ENVIRONMENT and value != STAGED_PATH_ENVIRONMENT.get(name):
             yield Refusal(
                 where=f"{where}.{name}",
@@ -49,16 +63,45 @@ def _environment(where: str, environment: Mapping[str, str]) -> Iterator[Refusal
             )
 
 
-def _peer_to_peer(where: str, name: str, value: str) -> Iterator[Refusal]:
-    if name == "NCCL_P2P_DISABLE" and value.strip() == "1":
-        return
+def _nccl(where: str, name: str, value: str) -> Iterator[Refusal]:
+    """Settings of NCCL that contradict the plan's choice of the path between GPUs."""
+    if name.upper().startswith("NCCL_P2P_"):
+        if name == "NCCL_P2P_DISABLE" and value.strip() == "1":
+            return
+        why = (
+            "Peer-to-peer is off unless evidence earned it, since a corrupt path answers with garbage; "
+            "NCCL reads an integer here and ignores anything else without a word."
+        )
+        remedy = (
+            "Remove it, or write NCCL_P2P_DISABLE: 1 (the digit), which is what is rendered anyway. To use "
+            "peer-to-peer where it is proven, set gpu_diag_allow_p2p: true."
+        )
+    else:
+        found = next(
+            (why for pattern, why in _CONTRADICTING_NCCL.items() if _sets(pattern, name, value)), None
+        )
+        if found is None:
+            return
+        why, remedy = found, f"Remove {name}."
     yield Refusal(
-        where=f"{where}.{name}",
-        what=f"{name} is set to {value!r} by hand.",
-        why="Peer-to-peer is off for every service, since a corrupt path answers with garbage; "
-        "NCCL reads an integer here and ignores anything else without a word.",
-        remedy="Remove it, or write NCCL_P2P_DISABLE: 1 (the digit), which is what is rendered anyway.",
+        where=f"{where}.{name}", what=f"{name} is set to {value!r} by hand.", why=why, remedy=remedy
     )
+
+
+_CONTRADICTING_NCCL: Mapping[str, str] = {
+    "NCCL_SHM_DISABLE": "The staged path goes through shared memory; without it NCCL takes the network.",
+    "NCCL_NVLS_ENABLE": "It lets GPUs write into each other's memory, which no probe has allowed.",
+    "NCCL_MNNVL_ENABLE": "It lets GPUs write into each other's memory, which no probe has allowed.",
+    "NCCL_NET_GDR_LEVEL": "It lets network cards write into the GPUs' memory, a path that no probe tests.",
+    "NCCL_NET_GDR_READ": "It lets network cards read from the GPUs' memory, a path that no probe tests.",
+    "NCCL_CONF_FILE": "A file could set anything, also the path between GPUs.",
+    "NCCL_TOPO_FILE": "A file that tells NCCL another topology makes it choose paths that nobody tested.",
+}
+
+
+def _sets(pattern: str, name: str, value: str) -> bool:
+    """Whether a variable is the one of a pattern, and not switched off."""
+    return name.upper() == pattern and value.strip() != "0"
 
 
 def _arguments(service: Service) -> Iterator[Refusal]:
@@ -85,6 +128,27 @@ def _arguments(service: Service) -> Iterator[Refusal]:
                 what=f"extra_args of {service.name} begins with {argument!r}, which is no flag.",
                 why="The engine takes no argument without a flag.",
                 remedy="Begin with a flag: [--flag, value].",
+            )
+
+
+def _unknown(service: Service, version: str | None) -> Iterator[Refusal]:
+    """Flags that this version of vLLM doesn't know, where the table has it; the image's parser has the last
+    word."""
+    flags = flags_of(version)
+    if flags is None:
+        return
+    for argument in service.extra_args:
+        flag = re.split(r"[=\s]", argument, maxsplit=1)[0]
+        if not flag.startswith("--") or flag == "--":
+            continue
+        name = flag.replace("_", "-").split(".")[0]
+        if not any(known.startswith(name) for known in flags) and not _owner(argument)[1]:
+            near = difflib.get_close_matches(name, sorted(flags), n=1)
+            yield Refusal(
+                where=f"{service.where}.extra_args",
+                what=f"vLLM {version} has no flag {flag}.",
+                why="An unknown flag keeps the engine from starting.",
+                remedy=f"Did you mean {near[0]}?" if near else "Remove it, or use an image that knows it.",
             )
 
 
