@@ -320,7 +320,8 @@ def test_what_a_request_waited_for_is_told(engines: Engines, routers: Routers) -
     router.order("services/text/sleep")
     engine.fault(wake_seconds=0.4, first_token_seconds=0.2)
     assert router.chat("text").status_code == 200
-    (line,) = router.events("request")
+    # The line is written when the answer is out, which its client may see first.
+    (line,) = wait_until(lambda: router.events("request"))
     assert line["wake_seconds"] >= 0.4
     assert line["canary_seconds"] >= 0.2
     parts = line["queue_seconds"] + line["wake_seconds"] + line["canary_seconds"]
@@ -332,5 +333,6 @@ def test_what_a_request_waited_for_is_told(engines: Engines, routers: Routers) -
     assert 'frontdoor_canary_seconds_count{service="text"} 1.0' in shown
     engine.fault(first_token_seconds=0.0)
     router.chat("text")
+    wait_until(lambda: len(router.events("request")) == 2)
     later = router.events("request")[-1]
     assert (later["queue_seconds"], later["wake_seconds"], later["canary_seconds"]) == (0, 0, 0)
