@@ -18,7 +18,7 @@ COMMANDS = sorted({*COMMAND.findall(BLOCKS), *COMMAND.findall(QUOTED)})
 RUN_ELSEWHERE = {
     "./box rehearse --down": "test_teardown.py",
     "./box rehearse --purge": "tests/removal/test_purge.py",
-    "./box bundle /srv/frontdoor.bundle -i inventory/hosts.yml": "tests/docker/images/test_bundle.py, its parts",
+    "./box bundle /srv/frontdoor.bundle -i inventory/hosts.yml": "its parts, by test_bundle.py",
     "./box pull OWNER/NAME -i inventory/hosts.yml": "tests/docker/hub/test_pull.py",
     "./box test": "what runs this test",
     "./box test unit": "a stage of what runs this test",
