@@ -78,6 +78,8 @@ class World:
     in_flight: int = 0
     answered: int = 0
     asked: int = 0
+    called: bool = False
+    """Whether a client has waited for it since it served last and since a person wanted it asleep."""
 
     @property
     def incarnation(self) -> str:
@@ -166,12 +168,14 @@ class FrontDoor(RuleBasedStateMachine):
                 self._check_right(name)
             case Hold():
                 world.held += 1
+                world.called = True
             case Refuse():
                 world.answered += 1
             case ReleaseHeld():
                 assert world.held > 0
                 world.in_flight += world.held
                 world.held = 0
+                world.called = False
                 self._check_right(name)
             case RefuseHeld():
                 world.answered += world.held
@@ -243,6 +247,8 @@ class FrontDoor(RuleBasedStateMachine):
 
     @rule(name=services, depth=st.sampled_from([Depth.AWAKE, Depth.SLEEPING, Depth.OFFLOADED]))
     def order(self, name: str, depth: Depth) -> None:
+        world = self.box.worlds[name]
+        world.called = world.called and (depth is Depth.AWAKE or world.held > 0)
         self.send(name, Ordered(depth))
 
     @rule(name=services)
@@ -462,7 +468,8 @@ class FrontDoor(RuleBasedStateMachine):
     def disk_is_full(self, name: str) -> None:
         world = self.box.worlds[name]
         start = world.start
-        if start is not None and start.transition.value != "wake" and not world.intent_written:
+        descends = start is not None and start.transition in (Transition.SLEEP, Transition.OFFLOAD)
+        if start is not None and descends and world.open_steps and not world.intent_written:
             world.start = None
             self.send(name, TransitionFailed(start.epoch, "no space", untouched=True))
 
@@ -503,6 +510,16 @@ class FrontDoor(RuleBasedStateMachine):
         for name in NAMES:
             state = self.state(name)
             assert not (state.serving and state.held)
+
+    @invariant()
+    def nobody_is_believed_to_ask_who_does_not(self) -> None:
+        """A wish outlives its request only while the engine isn't awake, and never its answer."""
+        for name, world in self.box.worlds.items():
+            state = self.state(name)
+            if state.called:
+                assert state.depth is not Depth.AWAKE, "an awake engine needs no wake"
+                assert world.called, "nobody has asked since it served or was ordered down"
+            assert state.waking_since is None or not state.serving
 
     @invariant()
     def no_order_hangs_that_is_fulfilled(self) -> None:

@@ -161,7 +161,8 @@ def step(state: ServiceState, policy: Policy, event: Event, now: float) -> Outco
     if state.conditions & PARKED:
         state, more = _pass_through_maintenance(state, now)
         effects += more
-    state, more = _settle(_without_eviction(_without_reached_order(state), policy), policy, now)
+    state = _without_answered_wishes(_without_eviction(_without_reached_order(state), policy))
+    state, more = _settle(state, policy, now)
     return state, effects + more
 
 
@@ -192,6 +193,17 @@ def _without_reached_order(state: ServiceState) -> ServiceState:
     return replace(state, ordered=None)
 
 
+def _without_answered_wishes(state: ServiceState) -> ServiceState:
+    """Requests need no wake of an engine that is awake: what its conditions still ask for (its canary, the end
+    of maintenance) comes without a call, and a call that outlived its request would undo the next sleep.
+    """
+    if state.called and state.depth is Depth.AWAKE:
+        state = replace(state, called=False)
+    if state.waking_since is not None and state.serving:
+        state = replace(state, waking_since=None)
+    return state
+
+
 def _without_eviction(state: ServiceState, policy: Policy) -> ServiceState:
     """Nobody falls asleep for a neighbour who is wanted, held or trusted no more himself."""
     if state.evicted_for is None:
@@ -212,8 +224,11 @@ def _settle(state: ServiceState, policy: Policy, now: float) -> Outcome:
     if wanted is not None:
         effects += (RequestTurn(wanted),)
     waking_since = state.waking_since
-    if wanted in (Transition.WAKE, Transition.RESTART) and waking_since is None:
-        waking_since = now
+    if wanted in (Transition.WAKE, Transition.RESTART):
+        if waking_since is None and not state.serving:
+            waking_since = now
+    elif wanted is None and not state.held and not state.conditions:
+        waking_since = None  # called off: the next wake's time doesn't begin here
     return replace(state, queued=wanted, waking_since=waking_since), effects
 
 
@@ -243,8 +258,10 @@ def _hold_ended(state: ServiceState, policy: Policy, event: Event, now: float) -
 
 def _ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     assert isinstance(event, Ordered)
-    wakes = event.depth is Depth.AWAKE
-    return replace(state, ordered=event.depth, last_activity=now if wakes else state.last_activity), ()
+    if event.depth is Depth.AWAKE:
+        return replace(state, ordered=event.depth, last_activity=now), ()
+    # Newer than the wish of clients who have left; those who still wait are answered all the same.
+    return replace(state, ordered=event.depth, called=state.called and state.held > 0), ()
 
 
 def _order_withdrawn(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -317,7 +334,6 @@ def _transition_succeeded(state: ServiceState, policy: Policy, event: Event, now
         fresh=state.fresh and only_proven,
         suspect=False,
         memory_retries=0,
-        called=state.called and reached is not Depth.AWAKE,
         waking_since=None,
         running=None,
         epoch=state.epoch + 1,
@@ -382,7 +398,6 @@ def _ran_out_of_memory(state: ServiceState, event: TransitionFailed, now: float)
         fresh=False,
         memory_retries=state.memory_retries + 1,
         retry_at=now,
-        called=True,
         reason=event.reason,
     )
     unknown = Remember(state.incarnation or "", Depth.OFFLOADED, proven=False)
@@ -544,7 +559,6 @@ def _engine_appeared(state: ServiceState, policy: Policy, event: Observed, now: 
         conditions=(state.conditions - REPAIR - {Condition.UNPROVEN}) | suspicion,
         incarnation=event.incarnation,
         fresh=is_new and depth is Depth.AWAKE,
-        called=state.called and not (depth is Depth.AWAKE and belief.proven),
         waking_since=None if belief.proven else state.waking_since,
         seen_booting=False,
         record=None,
