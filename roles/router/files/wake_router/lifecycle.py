@@ -194,8 +194,8 @@ def _without_reached_order(state: ServiceState) -> ServiceState:
 
 
 def _without_answered_wishes(state: ServiceState) -> ServiceState:
-    """Requests need no wake of an engine that is awake: what its conditions still ask for (its canary, the end
-    of maintenance) comes without a call, and a call that outlived its request would undo the next sleep.
+    """Requests need no wake of an engine that is awake: what its conditions still ask for (its canary, the
+    end of maintenance) comes without a call, and a call that outlived its request would undo the next sleep.
     """
     if state.called and state.depth is Depth.AWAKE:
         state = replace(state, called=False)

@@ -41,12 +41,10 @@ class ServiceNotebook:
         """What the intent store holds."""
         return self._intents.read(self._service)
 
-    async def intend(self, record: Record) -> str | None:
-        """Write to the intent store; returns why it failed. Cancelling the caller doesn't break it off."""
-        return await asyncio.shield(self.intend_soon(record))
-
     def intend_soon(self, record: Record) -> asyncio.Task[str | None]:
-        """The same without waiting."""
+        """Write to the intent store; the task's result says why it failed. Shield it where it is awaited: a
+        write is never broken off.
+        """
         return self._start(self._write(self._intents.write, record))
 
     def parked_seconds(self) -> float | None:
