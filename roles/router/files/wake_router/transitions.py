@@ -181,6 +181,10 @@ async def record_canary(engine: Engine, service: Service, notebook: Notebook) ->
     attempts = notebook.memory.canary_attempts
     if notebook.memory.canary is not None or attempts >= CANARY_ATTEMPTS:
         return
+    if not service.may_record_canary:
+        # What damaged weights say would be what is expected from then on.
+        notebook.note("no canary: the evidence about its weights does not vouch for what it would record")
+        return
     # Written down first: an engine that dies of it is asked for less the next time, and then no more.
     await notebook.learn(replace(notebook.memory, canary_attempts=attempts + 1))
     try:
