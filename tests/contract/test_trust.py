@@ -38,9 +38,7 @@ def memory(router: Router) -> dict[str, Any]:
 
 
 @pytest.mark.stand_in_only("which evidence there is")
-def test_nothing_is_recorded_without_evidence_that_vouches_for_it(
-    engines: Engines, routers: Routers
-) -> None:
+def test_nothing_is_recorded_without_evidence_that_vouches_for_it(engines: Engines, routers: Routers) -> None:
     _engine, router = fresh(engines, routers, {"allow_level_2": "auto", "may_record_canary": False})
     assert router.order("services/text/sleep").status_code == 200
     assert [each["text"] for each in router.events("note")] == [

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from wake_router import lifecycle, scheduler
+from wake_router.askers import Asking
 from wake_router.explain import explain
 from wake_router.lifecycle import (
     Condition,
@@ -269,7 +270,7 @@ def test_tries_for_memory_are_bounded() -> None:
 def test_explanations() -> None:
     fleet = fleet_of(text=awake(), ocr=ServiceState(depth=Depth.RESTARTING))
     fleet = after(fleet, ("text", Tick()), now=20.0)
-    text = " ".join(explain(fleet, "text", 20.0, "allowed by the registry"))
+    text = " ".join(explain(fleet, "text", 20.0, "allowed by the registry", Asking()))
     for part in (
         "awake since 20 s",
         "sleep waits for its turn on gpu behind ocr",

@@ -15,6 +15,7 @@ from typing import Any, Final
 import aiohttp
 
 from wake_router import lifecycle, scheduler, transitions, waits
+from wake_router.askers import Asker, Wake
 from wake_router.clock import Clock
 from wake_router.engine import Engine, Timeouts
 from wake_router.events import Events
@@ -278,7 +279,12 @@ class Executor:
     # ---- requests
 
     async def admit(
-        self, name: str, wished_wait_seconds: float | None = None, size: int = 0, waited_seconds: float = 0.0
+        self,
+        name: str,
+        asker: Asker,
+        wished_wait_seconds: float | None = None,
+        size: int = 0,
+        waited_seconds: float = 0.0,
     ) -> Lease:
         """Wait until a request may be forwarded; `size` is its body's in bytes, `waited_seconds` count
         already.
@@ -289,8 +295,12 @@ class Executor:
         if self._stopping:
             raise RefusedError(self.state(name), "the router stops", stopping=True)
         arrived = self._clock.monotonic() - waited_seconds
-        if not self.state(name).serving:
+        before = self.state(name)
+        handle.asking.note(asker, arrived)
+        if not before.serving:
             self._require_room(name, handle, size)
+            if not before.called:
+                handle.asking.caller = asker
         for effect in self._dispatch(name, RequestArrived()):
             match effect:
                 case Forward():
@@ -406,7 +416,7 @@ class Executor:
         """Why a service is as it is, in sentences; raises KeyError for an unknown service."""
         handle = self._handles[name]
         reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
-        return explain(self._fleet, name, self._clock.monotonic(), reason)
+        return explain(self._fleet, name, self._clock.monotonic(), reason, handle.asking)
 
     def dispatch(self, name: str, event: Event) -> None:
         """Apply an event to a service; raises KeyError for an unknown one."""
@@ -510,7 +520,13 @@ class Executor:
     # ---- transitions
 
     def _begin(self, name: str, handle: Handle, start: StartTransition) -> None:
-        handle.transition_began = self._clock.monotonic()
+        now, state = self._clock.monotonic(), self.state(name)
+        handle.transition_began = now
+        if start.transition is Transition.WAKE:
+            ordered = state.ordered is Depth.AWAKE
+            handle.asking.wake_begins(
+                start.from_depth, state.reason, now, called=state.called, ordered=ordered
+            )
         task = asyncio.create_task(self._carry_out(name, handle, start))
         task.add_done_callback(lambda done: self._report_crash(name, start, done))
         handle.transition = task
@@ -550,6 +566,8 @@ class Executor:
             self._metrics.transition_seconds.labels(*labels).observe(ended - began)
         fields: dict[str, Any] = {"error": failure.reason} if failure else {}
         if start.transition is Transition.WAKE:
+            handle.asking.wake_ends(ended)
+            fields |= _told(handle.asking.wake)
             fields["canary_seconds"] = round(report.canary_seconds, 3)
             self._metrics.canary_seconds.labels(name).observe(report.canary_seconds)
             if failure is None:
@@ -578,6 +596,14 @@ class Executor:
             lambda event: self._dispatch(name, event),
         )
         return asyncio.create_task(guardian.watch_for_ever())
+
+
+def _told(wake: Wake | None) -> dict[str, Any]:
+    """Why a wake began and for whom, for the log."""
+    if wake is None:
+        return {}
+    request, key = (wake.asker.request_id, wake.asker.key) if wake.asker else (None, None)
+    return {"cause": wake.reason, "request": request, "key": key, "operator": wake.operator}
 
 
 def _first_state(notebook: ServiceNotebook, now: float) -> ServiceState:

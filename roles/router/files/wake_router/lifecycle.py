@@ -314,7 +314,7 @@ def _reason_for(state: ServiceState, transition: Transition) -> str:
     if Condition.UNPROVEN in state.conditions:
         return f"its canary has to prove it: {state.reason}"
     if transition is Transition.WAKE:
-        return "requests ask for it" if state.called else "on its way to level 2, or pinned"
+        return "requests ask for it" if state.called or state.held else "on its way to level 2, or pinned"
     return "idle"
 
 

@@ -60,13 +60,19 @@ class Orders:
         self._executor = executor
         self._clock = clock
 
-    async def order(self, name: str, depth: Depth, timeout_seconds: float) -> ServiceState:
-        """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service."""
+    async def order(
+        self, name: str, depth: Depth, timeout_seconds: float, operator: str | None = None
+    ) -> ServiceState:
+        """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service.
+
+        `operator` is who orders it, by the name that they give themselves.
+        """
         if depth is Depth.OFFLOADED and self._executor.handle(name).service.allow_level_2 == "never":
             raise ForbiddenOrderError(
                 f"Service '{name}' must not be offloaded: its weights can't be trusted after a reload. "
                 "allow_level_2 in its declaration says so."
             )
+        self._executor.handle(name).asking.operator = operator
         self._executor.dispatch(name, Ordered(depth))
         try:
             await self._executor.until(name, lambda state: state.ordered is not depth, timeout_seconds)
