@@ -472,9 +472,7 @@ class Executor:
             case StartTransition():
                 self._begin(name, handle, effect)
             case AbandonTransition():
-                if handle.transition is not None:
-                    handle.transition.cancel()
-                    handle.transition = None
+                self._abandon(name, handle)
             case Remember(incarnation, depth, proven):
                 handle.notebook.intend_soon(Record(incarnation=incarnation, depth=depth, proven=proven))
             case RememberParked(until):
@@ -498,7 +496,7 @@ class Executor:
 
     def _begin(self, name: str, handle: Handle, start: StartTransition) -> None:
         now, state = self._clock.monotonic(), self.state(name)
-        handle.transition_began = now
+        handle.transition_began, handle.transition_start = now, start
         if start.transition is Transition.WAKE:
             ordered = state.ordered is Depth.AWAKE
             handle.asking.wake_begins(
@@ -529,6 +527,17 @@ class Executor:
         handle.transition = None
         self._dispatch(name, failure or TransitionSucceeded(start.epoch))
 
+    def _abandon(self, name: str, handle: Handle) -> None:
+        """The engine left in the middle of it: what a restart wanted, and the end of anything else."""
+        if handle.transition is None or handle.transition_start is None:
+            return
+        handle.transition.cancel()
+        handle.transition = None
+        start = handle.transition_start
+        left = TransitionFailed(start.epoch, "the engine ended in the middle of it", unreachable=True)
+        failure = None if start.transition is Transition.RESTART else left
+        self._account(name, handle, start, transitions.Report(failure))
+
     def _report_crash(self, name: str, start: StartTransition, done: asyncio.Task[None]) -> None:
         """A mistake in this program is a failed transition too: never a service that hangs."""
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -546,7 +555,8 @@ class Executor:
             handle.asking.wake_ends(ended)
             fields |= _told(handle.asking.wake)
             fields["canary_seconds"] = round(report.canary_seconds, 3)
-            self._metrics.canary_seconds.labels(name).observe(report.canary_seconds)
+            if report.canary_seconds:
+                self._metrics.canary_seconds.labels(name).observe(report.canary_seconds)
             if failure is None:
                 handle.last_wake_seconds = ended - began
                 handle.last_wake = LastWake(began, ended, report.canary_seconds)
