@@ -392,7 +392,7 @@ class Executor:
     def explain(self, name: str) -> list[str]:
         """Why a service is as it is, in sentences; raises KeyError for an unknown service."""
         handle = self._handles[name]
-        reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
+        reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
         return explain(self._fleet, name, self._clock.monotonic(), reason, handle.asking)
 
     def dispatch(self, name: str, event: Event) -> None:

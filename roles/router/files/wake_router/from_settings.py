@@ -20,7 +20,7 @@ def policy(settings: Settings, service: Service, memory: Memory, cordoned: Set[s
         idle_sleep_seconds=settings.idle_sleep_seconds if sleep is None else sleep,
         idle_offload_seconds=settings.idle_offload_seconds if offload is None else offload,
         pinned=service.pin,
-        level_2_allowed=level_2_verdict(service.allow_level_2, memory)[0],
+        level_2_allowed=level_2_verdict(service, memory)[0],
         reload_trusted=service.allow_level_2 != "never",
         restartable=launcher_token(settings, service) is not None,
         held_max=settings.held_max,

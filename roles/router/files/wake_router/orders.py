@@ -140,7 +140,7 @@ class Orders:
             if not before.conditions & lifecycle.PARKED:
                 self._executor.dispatch(name, MaintenanceEnded())
                 await handle.notebook.finish()
-        verdict = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
+        verdict = level_2_verdict(handle.service, handle.notebook.memory)[1]
         return Proof(self._executor.state(name), word, verdict)
 
     async def _restart_process(self, name: str, before: str | None, end: float) -> None:
@@ -167,12 +167,12 @@ class Orders:
         await self._look_now(name, handle)
         await self._order_until(name, Depth.AWAKE, end)
         word = await self._prove_answers(name, handle)
-        trusted, reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)
+        trusted, reason = level_2_verdict(handle.service, handle.notebook.memory)
         earn = handle.service.allow_level_2 == "auto" and not trusted
         if earn and handle.notebook.memory.canary is not None and not handle.notebook.memory.level_2_broken:
             await self._order_until(name, Depth.OFFLOADED, end)
             await self._order_until(name, Depth.AWAKE, end)
-            reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
+            reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
         self._executor.dispatch(name, MaintenanceEnded())
         await handle.notebook.finish()
         return Proof(self._executor.state(name), word, reason)
