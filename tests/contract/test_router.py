@@ -190,7 +190,7 @@ def test_the_router_is_killed_in_a_wake_from_level_1(
     router.register(target.registry_entry(base_url=f"http://127.0.0.1:{proxy.port}"))
     router.start()
     before = ask(router)
-    for _ in range(1 if target.real else 2 * KILLS_ON_THE_STAND_IN):
+    for _ in range(1 if target.real else KILLS_ON_THE_STAND_IN):
         assert router.order("services/text/sleep", 120).status_code == 200
         proxy.stall(CALLS[Step.WAKE_ALL], engine_gets_it)
         _order_in_background(router, "wake")
