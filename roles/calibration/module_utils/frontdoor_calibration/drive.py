@@ -73,6 +73,8 @@ class Drive:
         self._name = name
         self._read = read
         self._patience = patience
+        self.parked = False
+        """Whether it is in a maintenance of ours."""
 
     # ---- before and after
 
@@ -105,13 +107,15 @@ class Drive:
         )
 
     def restore(self, depth: str) -> None:
-        """End a maintenance of ours and bring the service back to a depth. Raises CalibrationError.
+        """Bring the service back to a depth, and end its maintenance where it is ours.
+
+        Raises CalibrationError.
 
         Clients that have come meanwhile keep it awake, and what the router repairs is left to it.
         """
         try:
             service = self._admin.service(self._name)
-            if "maintenance" in service.conditions:
+            if self.parked and "maintenance" in service.conditions:
                 self._admin.order(self._name, "maintenance", limit=0)
                 service = self._admin.service(self._name)
             if service.conditions or (service.busy and depth != "awake") or service.depth == depth:
@@ -139,8 +143,7 @@ class Drive:
                 if spare < 0:
                     raise CalibrationError(
                         f"{self._name} was asked in {rounds + 1} rounds while they were measured; "
-                        f"calibrate at "
-                        "a quiet time"
+                        "calibrate at a quiet time"
                     ) from None
             except MeterError as error:
                 raise CalibrationError(f"the memory of {self._name} can't be measured: {error}") from error
@@ -180,6 +183,7 @@ class Drive:
 
     def _start(self) -> tuple[float, Reading]:
         limit = self._patience.step + _LIMIT_MARGIN_SECONDS
+        self.parked = True
         self._admin_order("maintenance", limit=limit)
         try:
             self._await_no_flight()
@@ -189,6 +193,7 @@ class Drive:
             return taken, self._read()
         finally:
             self._admin_order("maintenance", limit=0)
+            self.parked = False
 
     def _await_no_flight(self) -> None:
         """Requests that slipped in before the maintenance end by themselves, or the service stays as it

@@ -169,7 +169,9 @@ def from_document(document: Any) -> Measurement:
             kv_cache_bytes=int(document["kv_cache_bytes"]),
             notes=tuple(map(str, document["notes"])),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except MeasurementError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MeasurementError(f"it has another form ({type(error).__name__}: {error})") from None
 
 

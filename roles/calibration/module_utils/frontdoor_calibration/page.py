@@ -24,10 +24,8 @@ def page(measured: Sequence[Measurement], instance: str) -> str:
         f"# Calibration of the instance {instance}",
         "",
         "Each figure is the median of the rounds, with the least and the largest in brackets. The plan "
-        "reads the "
-        "files beside this page; `./box calibrate` measures anew. A figure counts for the very engine that "
-        "it was "
-        "measured on: the same model folder, image, split and kind of device.",
+        "reads the files beside this page; `./box calibrate` measures anew. A figure counts for the very "
+        "engine that it was measured on: the same model folder, image, split and kind of device.",
         "",
     ]
     if not measured:
@@ -115,31 +113,25 @@ def _level_2(measured: Sequence[Measurement]) -> list[str]:
 
 def _limits(measured: Sequence[Measurement]) -> list[str]:
     lines = [
-        "- Times include the wait for the device's turn and the canary, as a request would meet them; "
-        "other load on "
-        "the machine shows in the spread.",
-        "- A wake right after a sleep finds the model's files in the page cache. After hours asleep the "
-        "disk may "
-        "have to be read: level 2 takes longer then.",
+        "- Times include the wait for the device's turn and the canary, as a request would meet them; other "
+        "load on the machine shows in the spread.",
+        "- A wake right after a sleep finds the model's files in the page cache. After hours asleep the disk "
+        "may have to be read: level 2 takes longer then.",
     ]
     if any(each.on_cpu for each in measured):
         lines += [
-            "- On CPU devices resident memory plays the GPU's part. There is no GPU memory, no pinned "
-            "memory, no "
-            "residue of a CUDA context and no copy over PCIe: neither sizes nor times say anything about a "
-            "GPU.",
-            "- Pages of the KV cache that no request has touched aren't resident. The plan's figure adds "
-            "the whole "
-            "cache; the table of memory doesn't.",
-            "- At level 1 weights lie in a file of the container, not in the host's memory as on a GPU "
-            "box: asleep "
-            "the engine looks smaller than it would there.",
+            "- On CPU devices resident memory plays the GPU's part. There is no GPU memory, no pinned memory, "
+            "no residue of a CUDA context and no copy over PCIe: neither sizes nor times say anything about "
+            "a GPU.",
+            "- Pages of the KV cache that no request has touched aren't resident. The plan's figure adds the "
+            "whole cache; the table of memory doesn't.",
+            "- At level 1 weights lie in a file of the container, not in the host's memory as on a GPU box: "
+            "asleep the engine looks smaller than it would there.",
         ]
     if any(not each.on_cpu for each in measured):
         lines.append(
-            "- Host memory is what /proc says of the engine's processes. Pinned memory that is missing "
-            "there is "
-            "counted by what the host as a whole lost meanwhile; others use the host too, so that part is "
+            "- Host memory is what /proc says of the engine's processes. Pinned memory that is missing there "
+            "is counted by what the host as a whole lost meanwhile; others use the host too, so that part is "
             "rough."
         )
     return [*lines, *(f"- {each.service}: {note}" for each in measured for note in each.notes)]

@@ -114,7 +114,7 @@ class Admin:
         except OSError as error:
             raise RouterError(
                 f"{path} can't be read ({error.strerror}): calibrating needs a deployed router and "
-                f"`become: true`"
+                "`become: true`"
             ) from error
 
 

@@ -111,7 +111,9 @@ def give_back(admin: Admin, files: Files, patience: Patience) -> Report:
     report, open_ones = Report(), files.under_way()
     for name, depth in dict(open_ones).items():
         try:
-            Drive(admin, name, _reads_nothing, patience).restore(depth)
+            drive = Drive(admin, name, _reads_nothing, patience)
+            drive.parked = True  # nobody else parks a service that is being calibrated
+            drive.restore(depth)
             report.measured.append(f"{name} was left by an interrupted calibration and is {depth} again.")
         except CalibrationError as error:
             report.problems.append(f"{error}.")
