@@ -29,3 +29,10 @@ def ask(router: Router, service: str = "text") -> str:
     if service == "text":
         return str(answer.json()["choices"][0]["message"]["content"])
     return " ".join(f"{number:.3f}" for number in answer.json()["data"][0]["embedding"])
+
+
+def bring(router: Router, service: str, order: str) -> None:
+    """Bring a service to a depth from awake, in whatever depth an earlier test has left it."""
+    for each in ("wake", order):
+        answer = router.order(f"services/{service}/{each}", SECONDS)
+        assert answer.status_code == 200, answer.text

@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.real.asking import CAPITAL, QUESTION, SECONDS
+from tests.real.asking import CAPITAL, QUESTION, SECONDS, bring
 from tests.standin.processes import Router
 
 DEPTH_ORDERS = ["wake", "sleep", "offload"]
@@ -42,14 +42,14 @@ def claude(router: Router) -> Iterator[anthropic.Anthropic]:
 
 @pytest.mark.parametrize("order", DEPTH_ORDERS)
 def test_openai_chat(router: Router, client: openai.OpenAI, order: str) -> None:
-    assert router.order(f"services/text/{order}", SECONDS).status_code == 200
+    bring(router, "text", order)
     answer = client.chat.completions.create(model="text", messages=MESSAGES, temperature=0, max_tokens=32)
     assert answer.choices[0].message.content == CAPITAL
 
 
 @pytest.mark.parametrize("order", DEPTH_ORDERS)
 def test_openai_stream(router: Router, client: openai.OpenAI, order: str) -> None:
-    assert router.order(f"services/text/{order}", SECONDS).status_code == 200
+    bring(router, "text", order)
     stream = client.chat.completions.create(
         model="text", messages=MESSAGES, temperature=0, max_tokens=32, stream=True
     )
@@ -73,7 +73,7 @@ def test_openai_responses(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("order", DEPTH_ORDERS)
 def test_openai_embeddings(router: Router, client: openai.OpenAI, order: str) -> None:
-    assert router.order(f"services/embed/{order}", SECONDS).status_code == 200
+    bring(router, "embed", order)
     sentences = ["A cat sits on the mat.", "A kitten rests on the rug.", "Quarterly revenue grew."]
     cat, kitten, revenue = (
         item.embedding for item in client.embeddings.create(model="embed", input=sentences).data
@@ -87,7 +87,7 @@ def _cosine(left: list[float], right: list[float]) -> float:
 
 
 def test_openai_models_wake_nothing(router: Router, client: openai.OpenAI) -> None:
-    assert router.order("services/text/sleep", SECONDS).status_code == 200
+    bring(router, "text", "sleep")
     depths = {model.id: model.model_dump()["depth"] for model in client.models.list()}
     assert depths["SmolLM2-135M-Instruct"] == "sleeping"
     assert client.models.retrieve("all-MiniLM-L6-v2").id == "all-MiniLM-L6-v2"
@@ -96,7 +96,7 @@ def test_openai_models_wake_nothing(router: Router, client: openai.OpenAI) -> No
 
 def test_openais_own_retries_reach_an_answer(proven: Callable[..., Router]) -> None:
     router = proven(ROUTER_HOLD_OFFLOADED="0", ROUTER_RETRY_AFTER_MAX="1").start()
-    assert router.order("services/text/offload", SECONDS).status_code == 200
+    bring(router, "text", "offload")
     client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=100, timeout=SECONDS)
     answer = client.chat.completions.create(model="text", messages=MESSAGES, temperature=0, max_tokens=32)
     assert answer.choices[0].message.content == CAPITAL
@@ -108,13 +108,13 @@ def test_openais_own_retries_reach_an_answer(proven: Callable[..., Router]) -> N
 
 @pytest.mark.parametrize("order", DEPTH_ORDERS)
 def test_anthropic_messages(router: Router, claude: anthropic.Anthropic, order: str) -> None:
-    assert router.order(f"services/text/{order}", SECONDS).status_code == 200
+    bring(router, "text", order)
     answer = claude.messages.create(model="text", max_tokens=32, messages=MESSAGES, extra_body=GREEDY)
     assert answer.content[0].text == CAPITAL  # type: ignore[union-attr]
 
 
 def test_anthropic_stream(router: Router, claude: anthropic.Anthropic) -> None:
-    assert router.order("services/text/sleep", SECONDS).status_code == 200
+    bring(router, "text", "sleep")
     with claude.messages.stream(model="text", max_tokens=32, messages=MESSAGES, extra_body=GREEDY) as stream:
         pieces = list(stream.text_stream)
     assert "".join(pieces) == CAPITAL

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from wake_router.surface import JSON_PATHS
 
-from tests.real.asking import QUESTION, SECONDS
+from tests.real.asking import QUESTION, SECONDS, bring
 from tests.real.page import NOT_ON_THESE_MODELS
 from tests.standin.processes import HTTP, Router
 
@@ -41,7 +41,7 @@ def test_no_route_is_forgotten() -> None:
 def test_every_route_is_answered(proven: Callable[..., Router]) -> None:
     router = proven().start()
     for service in ("text", "embed"):
-        assert router.order(f"services/{service}/sleep", SECONDS).status_code == 200
+        bring(router, service, "sleep")
     for path, (service, body) in BODIES.items():
         answer = HTTP.post(f"{router.url}{path}", json={"model": service, **body}, timeout=SECONDS)
         assert answer.status_code == 200, f"{path}: {answer.text}"
@@ -57,7 +57,7 @@ def test_reranking_ranks(proven: Callable[..., Router]) -> None:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score"])
 def test_what_its_engine_cannot_do_is_refused(proven: Callable[..., Router], path: str) -> None:
     router = proven().start()
-    assert router.order("services/text/sleep", SECONDS).status_code == 200
+    bring(router, "text", "sleep")
     answer = HTTP.post(f"{router.url}{path}", json={"model": "text", "input": "A cat.", **PAIR}, timeout=30)
     assert 400 <= answer.status_code < 500
     assert answer.json()["error"]["message"]
