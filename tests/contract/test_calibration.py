@@ -23,6 +23,8 @@ from frontdoor_plan.calibration import Calibration, parse_calibration
 
 from tests.standin.processes import ROOT, TOKEN, Engine, Router, wait_until
 
+pytestmark = pytest.mark.stand_in_only("calibration", instead="tests/e2e/test_calibration.py")
+
 Engines = Callable[..., Engine]
 Routers = Callable[..., Router]
 PATIENT = Patience(quiet=30.0, step=60.0)

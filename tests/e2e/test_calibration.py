@@ -1,4 +1,4 @@
-"""The rehearsal is calibrated: real engines and containers, and the next plan counts with what was measured."""
+"""The rehearsal is calibrated: real engines in containers; the next plan counts with what was measured."""
 
 from __future__ import annotations
 

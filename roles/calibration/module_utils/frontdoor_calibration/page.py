@@ -120,9 +120,9 @@ def _limits(measured: Sequence[Measurement]) -> list[str]:
     ]
     if any(each.on_cpu for each in measured):
         lines += [
-            "- On CPU devices resident memory plays the GPU's part. There is no GPU memory, no pinned memory, "
-            "no residue of a CUDA context and no copy over PCIe: neither sizes nor times say anything about "
-            "a GPU.",
+            "- On CPU devices resident memory plays the GPU's part. There is no GPU memory, no pinned "
+            "memory, no residue of a CUDA context and no copy over PCIe: neither sizes nor times say "
+            "anything about a GPU.",
             "- Pages of the KV cache that no request has touched aren't resident. The plan's figure adds the "
             "whole cache; the table of memory doesn't.",
             "- At level 1 weights lie in a file of the container, not in the host's memory as on a GPU box: "
