@@ -343,6 +343,29 @@ def test_what_is_not_sound_is_refused(boxes: Boxes, condition: str) -> None:
         assert box.router.status("text")["conditions"] == ["maintenance"], "somebody else's stays"
 
 
+class DrainingMeter(Meter):
+    """While a sleeping service is measured, a person parks it."""
+
+    def __init__(self, router: Router) -> None:
+        super().__init__()
+        self._router = router
+
+    def read(self, pid: int, gpus: Any) -> figures.Reading:
+        """The usual reading, and the order."""
+        if self._router.status("text")["depth"] == "sleeping":
+            assert self._router.order("services/text/maintenance?limit=600").status_code == 200
+        return super().read(pid, gpus)
+
+
+def test_a_persons_maintenance_meanwhile_is_not_ended(boxes: Boxes) -> None:
+    box = boxes()
+    box.meter = DrainingMeter(box.router)
+    (problem,) = box.calibrate().problems
+    assert "text is in the condition maintenance" in problem
+    assert box.router.status("text")["conditions"] == ["maintenance"]
+    assert "text.json" not in box.written()
+
+
 def test_an_engine_without_a_container_is_named(boxes: Boxes) -> None:
     (problem,) = boxes().calibrate(engines={}).problems
     assert "text has no container of this instance" in problem
@@ -439,15 +462,26 @@ def test_the_role_refuses_in_sentences(
     assert box.written() == []
 
 
-def test_an_interrupted_run_leaves_everything_as_it_was(boxes: Boxes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGTERM, "Interrupted by SIGTERM; the services are as they were."),
+        (signal.SIGKILL, "failed=1 "),
+    ],
+)
+def test_an_interrupted_run_leaves_everything_as_it_was(
+    boxes: Boxes, tmp_path: Path, number: signal.Signals, said: str
+) -> None:
+    """One that is killed can't clean up: the playbook's last task does, from the record."""
     box = boxes()
     play = Play(box, tmp_path / "play").start(calibration_rounds=50)
     wait_until(lambda: box.files.under_way() == {"text": "awake"}, 120, "the run")
     wait_until(lambda: len(box.router.events("transition")) > 3, 120, "the first round")
-    os.kill(json.loads((box.root / ".deploy.lock").read_bytes())["pid"], signal.SIGTERM)
+    os.kill(json.loads((box.root / ".deploy.lock").read_bytes())["pid"], number)
     output, _ = play.communicate(timeout=300)
     assert "Traceback" not in output
-    assert "Interrupted by SIGTERM; the services are as they were." in output
+    print(output)
+    assert said in output
     assert play.returncode != 0
     wait_until(lambda: box.router.status("text")["depth"] == "awake", what="text awake")
     assert box.router.status("text")["conditions"] == []

@@ -111,7 +111,8 @@ class Drive:
 
         Raises CalibrationError.
 
-        Clients that have come meanwhile keep it awake, and what the router repairs is left to it.
+        Clients that have come meanwhile keep it awake; what the router repairs and what a person has parked
+        is left to them.
         """
         try:
             service = self._admin.service(self._name)
@@ -153,6 +154,7 @@ class Drive:
     def _judge(self, outcome: Outcome) -> None:
         """Have its canary compared, and its level 2 proven where that is still missing."""
         try:
+            self._require_quiet("awake")  # proving would end a maintenance that a person has ordered
             proof = self._order("prove")
         except DisturbedError:
             proof = {}
@@ -222,10 +224,10 @@ class Drive:
 
     def _require_quiet(self, depth: str, since: float | None = None) -> None:
         service = self._admin.service(self._name)
+        if problem := objection(service):
+            raise CalibrationError(problem)
         asked = since is not None and service.idle_seconds < time.monotonic() - since - _TOLERANCE_SECONDS
         if service.busy or service.depth != depth or asked:
-            if problem := objection(service):
-                raise CalibrationError(problem)
             raise DisturbedError
 
     # ---- orders
