@@ -102,7 +102,10 @@ def _plan(measured: Sequence[Measurement]) -> list[str]:
         host = size(figures["host_bytes_asleep"])
         rows.append([each.service, each.model, *(["0 MiB (cpu)"] * 2 if each.on_cpu else row), host])
     head = ["service", "model", "of each GPU, awake", "of each GPU, sleeping", "of the host"]
-    note = "The largest of all rounds counts here, not the median: what is planned has to fit."
+    note = (
+        "The largest of all rounds counts here, not the median: what is planned has to fit. Only of what the "
+        "host as a whole lost to a sleep it is the median."
+    )
     return [note, "", *_table(head, rows)]
 
 
