@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frontdoor_transport import Wanted
 
 REGISTRY_SCHEMA_VERSION = 1
 PROVEN_WORDS = ("recorded", "matched")
@@ -121,11 +124,15 @@ def proof_problem(answer: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Previous:
-    """An earlier rendering that services may go back to, and its files by path below the root."""
+    """An earlier rendering that services may go back to, and its files by path below the root.
+
+    `transports` is what its plan wants of the ways between GPUs, by service.
+    """
 
     name: str
     compose: Mapping[str, Any]
     contents: Mapping[str, bytes]
+    transports: Mapping[str, Wanted] = field(default_factory=dict)
 
 
 def no_way_back(service: str, compose: Mapping[str, Any], previous: Previous | None) -> str | None:
