@@ -277,7 +277,7 @@ options:
             required: true
   transports:
     description: Models that are split over GPUs, and the way between those that the plan allows. NCCL's own
-      word on it is read from their log before they are let through; one that takes a forbidden way is stopped.
+      word on it is read from their log before they are let through; one on a forbidden way is stopped.
     type: list
     elements: dict
     default: []

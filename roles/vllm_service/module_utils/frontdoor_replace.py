@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from frontdoor_transport import Wanted
 
 REGISTRY_SCHEMA_VERSION = 1
+NOT_FRESH = "isn't fresh"
+"""In the router's word on a canary that can't be recorded: the engine may have changed since its start."""
 PROVEN_WORDS = ("recorded", "matched")
 """How the router's word on a canary begins when it shows that the engine is sound."""
 
@@ -116,7 +118,19 @@ def proof_problem(answer: Mapping[str, Any]) -> str | None:
     word = str(answer.get("canary", ""))
     if word.startswith(PROVEN_WORDS):
         return None
-    return f"its canary could not be used ({word or 'no word on it'})"
+    return f"its canary could not be used ({word or 'no word on it'}). {_what_helps(word, answer)}"
+
+
+def _what_helps(word: str, answer: Mapping[str, Any]) -> str:
+    """What to do about a canary that proves nothing."""
+    service = answer.get("service", "SERVICE")
+    if NOT_FRESH in word:
+        return f"Only a new process can be asked: `vllmctl restart {service}`, then run this again."
+    return (
+        f"Check that vllm_service_services.{service}.task is what the model does (generate, embed or rerank) "
+        f"and that its model folder is whole, and read its log (`vllmctl logs {service}`); "
+        f"`vllmctl prove {service}` asks it again."
+    )
 
 
 # --------------------------------------------------------------------------------- the way back

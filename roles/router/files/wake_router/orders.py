@@ -185,8 +185,8 @@ class Orders:
         state, notebook = self._executor.state(name), handle.notebook
         try:
             if notebook.memory.canary is None and state.fresh:
-                await transitions.record_canary(handle.engine, handle.service, notebook)
-                return "recorded" if notebook.memory.canary is not None else "not possible, see the log"
+                why = await transitions.record_canary(handle.engine, handle.service, notebook, ordered=True)
+                return "recorded" if why is None else f"not possible: {why}"
             expected = notebook.memory.canary
             problem = await transitions.canary_problem(handle.engine, handle.service, notebook.memory)
         except EngineError as error:
