@@ -98,6 +98,7 @@ def router(
         ],
         "reload": _reload(plan, "secrets/"),
         "replacement": None,
+        "transports": [],
         "previous": _previous(earlier, "router/", lambda rendering: rendering.router),
     }
 
