@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 REGISTRY_SCHEMA_VERSION = 1
 NOT_FRESH = "isn't fresh"
 """In the router's word on a canary that can't be recorded: the engine may have changed since its start."""
-PROVEN_WORDS = ("recorded", "matched")
+PROVEN_WORDS = ("recorded", "matched", "sensible")
 """How the router's word on a canary begins when it shows that the engine is sound."""
 
 

@@ -118,6 +118,7 @@ def test_a_whole_registry_is_written_as_the_plan_writes_it() -> None:
     [
         ("recorded", True),
         ("matched", True),
+        ("sensible, and not recorded, since the evidence about its weights does not vouch for it", True),
         ("not possible: the canary's scores are all equal", False),
         ("none is recorded, since the engine isn't fresh", False),
         ("", False),
