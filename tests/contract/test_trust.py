@@ -21,14 +21,20 @@ GARBAGE = "!"
 
 
 def fresh(
-    engines: Engines, routers: Routers, *entries: dict[str, Any], **environment: str
+    engines: Engines,
+    routers: Routers,
+    *entries: dict[str, Any],
+    task: str = "generate",
+    **environment: str,
 ) -> tuple[Engine, Router]:
     """An engine that the router has seen booting, and so trusts."""
     router = routers(**environment)
-    engine = Engine()
+    engine = Engine(task=task)
     router.register(engine.registry_entry(**(entries[0] if entries else {})))
     router.start()
-    engine = engines(ready=False, boot_seconds=0.4, port=engine.port, launcher_port=engine.launcher_port)
+    engine = engines(
+        ready=False, task=task, boot_seconds=0.4, port=engine.port, launcher_port=engine.launcher_port
+    )
     router.wait_for("text", "awake")
     return engine, router
 
@@ -47,7 +53,7 @@ def test_nothing_is_recorded_without_evidence_that_vouches_for_it(engines: Engin
     assert not (router.folder / "state/memory/text.json").exists() or memory(router)["canary"] is None
     assert router.chat("text").status_code == 200, "level 1 keeps the weights"
     proof = router.order("services/text/prove").json()
-    assert proof["canary"] == "none is recorded, since the engine isn't fresh"
+    assert proof["canary"].startswith("sensible, and not recorded")
     assert proof["level_2"].endswith("nobody has read its weights' values")
 
 
@@ -129,6 +135,29 @@ def test_the_other_tasks_have_canaries(engines: Engines, routers: Routers, task:
     assert memory(router)["canary"]["kind"] == task
     engine.fault(reload_keeps_garbage=True)
     assert router.order("services/text/wake").status_code == 502
+
+
+@pytest.mark.parametrize(
+    ("task", "refused", "kind"),
+    [("rerank", "/score", "classify"), ("generate", "/v1/completions", "transcript")],
+)
+def test_a_classifier_and_a_transcriber_are_proven_by_what_they_can_do(
+    engines: Engines, routers: Routers, task: str, refused: str, kind: str
+) -> None:
+    engine, router = fresh(engines, routers, task=task)
+    engine.fault(fail={refused: 404})
+    assert router.order("services/text/prove").json()["canary"] == "recorded"
+    assert memory(router)["canary"]["kind"] == kind
+
+
+def test_why_there_is_no_canary_is_said_and_an_order_tries_again(engines: Engines, routers: Routers) -> None:
+    engine, router = fresh(engines, routers, task="rerank")
+    engine.fault(fail={"/score": 404, "/classify": 404})
+    for _ in range(3):
+        word = router.order("services/text/prove").json()["canary"]
+        assert word.startswith("not possible: the engine doesn't answer it: /score answered 404")
+    engine.fault(fail={})
+    assert router.order("services/text/prove").json()["canary"] == "recorded"
 
 
 def test_level_2_is_earned(engines: Engines, routers: Routers) -> None:

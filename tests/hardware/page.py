@@ -69,8 +69,8 @@ PARTS = (
     Part("acs", "ACS bits of the ports above a GPU, read from `/sys`", "made configuration spaces"),
     Part(
         "nccl-transport",
-        "the transport that NCCL really chose, read from its log",
-        "recorded forms of its lines",
+        "the transport that NCCL really chose, read from its log when a split model is deployed",
+        "recorded forms of its lines; the deployment's part with a stand-in for Docker",
     ),
 )
 

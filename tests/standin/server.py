@@ -76,8 +76,8 @@ class StandIn:
                 app.router.add_post(path, self._score)
             for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
                 app.router.add_post(path, self._rerank)
-            for path in ("/pooling", "/classify"):
-                app.router.add_post(path, self._embeddings)
+            app.router.add_post("/pooling", self._embeddings)
+            app.router.add_post("/classify", self._classify)
         return app
 
     def launcher_application(self) -> web.Application:
@@ -455,6 +455,15 @@ class StandIn:
             return web.json_response(
                 {"object": "list", "model": self.model, "data": data, "usage": _usage(0)}
             )
+
+    async def _classify(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        async with self._working():
+            data = []
+            for index, text in enumerate(body.get("input", [])):
+                yes = abs(self._vector(str(text))[0])
+                data.append({"index": index, "label": "yes", "probs": [yes, 1 - yes], "num_classes": 2})
+            return _finite({"object": "list", "model": self.model, "data": data, "usage": _usage(0)})
 
     async def _rerank(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)

@@ -252,9 +252,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if before is not None and release is not None:
             possible = self._outcome(before, box)
             if not isinstance(possible, list):
-                earlier = deployment.Earlier(
-                    release.name, planner.render(possible, _role_file("launcher.py"))
-                )
+                before_it = planner.render(possible, _role_file("launcher.py"))
+                earlier = deployment.Earlier(release.name, before_it, possible)
         return _Work(wish, plan, rendering, earlier)
 
     def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
@@ -352,7 +351,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result.pop("invocation", None)  # it would repeat the environments of engines, which may hold secrets
         if result.get("failed"):
             message = str(result.get("msg") or f"The module {name} failed without saying why.")
-            kept = ("changed", "changes", "proofs")
+            kept = ("changed", "changes", "proofs", "warnings")
             raise _StopError(message, {key: result[key] for key in kept if key in result})
         return result
 

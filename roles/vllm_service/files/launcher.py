@@ -83,6 +83,7 @@ CLEARANCE_SCHEMA_VERSION = 1
 # GPU to GPU through host memory: what the plan renders where the peer path is not earned. The digit: NCCL
 # parses an integer and ignores "true".
 STAGED_PATH = {
+    "NCCL_NVLS_ENABLE": "0",
     "NCCL_P2P_DISABLE": "1",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",

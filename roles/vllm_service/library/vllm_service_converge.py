@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import frontdoor_changeover as changing
     import frontdoor_converge as pure
     import frontdoor_replace as replacing
+    import frontdoor_transport as transport
     from frontdoor_admin import AdminError, Router
     from frontdoor_box import (
         ConvergeError,
@@ -36,6 +37,7 @@ else:
     from ansible.module_utils import frontdoor_changeover as changing
     from ansible.module_utils import frontdoor_converge as pure
     from ansible.module_utils import frontdoor_replace as replacing
+    from ansible.module_utils import frontdoor_transport as transport
     from ansible.module_utils.frontdoor_admin import AdminError, Router
     from ansible.module_utils.frontdoor_box import (
         ConvergeError,
@@ -255,6 +257,43 @@ options:
             description: Content, never shown.
             type: str
             required: true
+      transports:
+        description: As O(transports), for what goes back.
+        type: list
+        elements: dict
+        default: []
+        suboptions:
+          service:
+            description: Name of the service.
+            type: str
+            required: true
+          ranks:
+            description: Number of processes in its largest group.
+            type: int
+            required: true
+          peer_allowed:
+            description: Whether its GPUs may reach into each other's memory.
+            type: bool
+            required: true
+  transports:
+    description: Models that are split over GPUs, and the way between those that the plan allows. NCCL's own
+      word on it is read from their log before they are let through; one on a forbidden way is stopped.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      service:
+        description: Name of the service.
+        type: str
+        required: true
+      ranks:
+        description: Number of processes in its largest group.
+        type: int
+        required: true
+      peer_allowed:
+        description: Whether its GPUs may reach into each other's memory.
+        type: bool
+        required: true
   healthy_timeout_seconds:
     description: How long containers may take until they are healthy, all together, in seconds.
     type: int
@@ -503,7 +542,10 @@ class Run:
         containers: dict[str, str] | None = None,
     ) -> None:
         sentences = [change.sentence for change in done] + sorted(self.outcome.went_back)
-        result["proofs"] = [f"{name}: proven, {words}" for name, words in sorted(self.outcome.proven.items())]
+        result["proofs"] = self._proofs()
+        for name, finding in sorted(self.outcome.seen.items()):
+            if (words := transport.warning(finding)) is not None:
+                self.module.warn(f"{name}: {words}")
         if not self.problems:
             if containers is not None:
                 result["containers"] = containers
@@ -512,6 +554,12 @@ class Run:
         self.module.fail_json(
             msg="\n".join(problems), problems=problems, changed=bool(done), changes=sentences, **result
         )
+
+    def _proofs(self) -> list[str]:
+        """What the router and NCCL's log said of each service that was proven."""
+        seen = {name: f"; {transport.words(finding)}" for name, finding in self.outcome.seen.items()}
+        proven = sorted(self.outcome.proven.items())
+        return [f"{name}: proven, {words}{seen.get(name, '')}" for name, words in proven]
 
     # -------------------------------------------------------------------------------- carrying out
 
@@ -573,6 +621,7 @@ class Run:
             waves=tuple(tuple(wave) for wave in replacement.get("waves") or ()),
             front=self.front,
             previous=self._previous(),
+            transports=transport.wanted_of(self.parameters["transports"]),
         )
 
     def _front(self) -> changing.Front | None:
@@ -598,7 +647,8 @@ class Run:
         if given is None:
             return None
         contents = {file["path"]: file["secret_content"].encode() for file in given["files"]}
-        return replacing.Previous(given["name"], given["compose"], contents)
+        ways = transport.wanted_of(given["transports"])
+        return replacing.Previous(given["name"], given["compose"], contents, ways)
 
     def _is_registry(self, change: pure.Change) -> bool:
         """Whether it is the content of the registry, which follows the containers."""
@@ -772,6 +822,11 @@ def argument_spec() -> dict[str, Any]:
         "drain_seconds": {"type": "int", "default": 120},
         "prove_seconds": {"type": "int", "default": 900},
     }
+    transport_options = {
+        "service": text,
+        "ranks": {"type": "int", "required": True},
+        "peer_allowed": {"type": "bool", "required": True},
+    }
     earlier_file = {"path": text, "secret_content": {**text, "no_log": True}}
 
     def entries(options: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -800,8 +855,10 @@ def argument_spec() -> dict[str, Any]:
                 "name": text,
                 "compose": {"type": "dict", "required": True},
                 "files": entries(earlier_file),
+                "transports": entries(transport_options),
             },
         },
+        "transports": entries(transport_options),
         "healthy_timeout_seconds": {"type": "int", "default": 600},
         "log_lines": {"type": "int", "default": 30},
     }

@@ -274,6 +274,14 @@ class Docker:
         """What a container wrote last, both streams."""
         return self.run("logs", "--tail", str(count), container, errors_too=True).stdout.strip("\n")
 
+    def log_since_start(self, container: str) -> str:
+        """All that a container wrote since it was started last, both streams. Raises ConvergeError."""
+        began = self.ask("container", "inspect", "--format", "{{.State.StartedAt}}", container).strip()
+        done = self.run("logs", "--since", began, container, errors_too=True)
+        if done.returncode != 0:
+            raise ConvergeError(f"docker logs failed: {last_line(done.stdout)}")
+        return done.stdout
+
     def last_exit_code(self, container: str, since: float) -> str | None:
         """The exit code with which a container ended last, from Docker's events: once it was restarted, its
         own description forgets it. `since` is seconds since the epoch."""

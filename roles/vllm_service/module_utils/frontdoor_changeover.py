@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     import frontdoor_box as machine
     import frontdoor_converge as pure
     import frontdoor_replace as replacing
+    import frontdoor_transport as transport
 else:
     from ansible.module_utils import frontdoor_admin as admin
     from ansible.module_utils import frontdoor_box as machine
     from ansible.module_utils import frontdoor_converge as pure
     from ansible.module_utils import frontdoor_replace as replacing
+    from ansible.module_utils import frontdoor_transport as transport
 
 STOP_SECONDS = 900  # a container's own grace period is shorter
 POLL_SECONDS = 0.5
@@ -60,15 +62,20 @@ class Assignment:
     waves: tuple[tuple[str, ...], ...] = ()
     front: Front | None = None
     previous: replacing.Previous | None = None
+    transports: Mapping[str, transport.Wanted] = field(default_factory=dict)
 
 
 @dataclass
 class Outcome:
-    """What came of it: `problems` by service, `done` changes, `proofs` and further `changes` as sentences."""
+    """What came of it: `problems` by service, `done` changes, `proofs` and further `changes` as sentences.
+
+    `seen` holds what the log of a model split over GPUs showed of the way between them.
+    """
 
     done: set[pure.Change] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
     proven: dict[str, str] = field(default_factory=dict)
+    seen: dict[str, transport.Finding] = field(default_factory=dict)
     went_back: list[str] = field(default_factory=list)
     begun: set[str] = field(default_factory=set)
 
@@ -261,7 +268,7 @@ class Changeover:
             before = next((one for one in observed.containers if one.id == found.id), None)
         self.wait({service: found.id}, {service: before}, began)
         if service not in self._outcome.problems:
-            self._prove(service)
+            self.prove(service, found.id, self._given.transports.get(service))
             if isinstance(change, pure.ProveService):
                 self._outcome.done.add(change)
 
@@ -270,7 +277,30 @@ class Changeover:
         observed = pure.Observed(containers=self._docker.containers())
         return pure.primary(wanted, self._given.desired, observed)
 
-    def _prove(self, service: str) -> None:
+    def prove(self, service: str, container: str, wanted: transport.Wanted | None) -> None:
+        """Let a service that is up serve, if it takes the way between its GPUs that was planned (`wanted`)
+        and passes its canary. Raises ConvergeError and AdminError."""
+        self._check_transport(service, container, wanted)
+        self._ask_canary(service)
+        # NCCL connects some ways at the first request only: the canary was that.
+        self._check_transport(service, container, wanted)
+
+    def _check_transport(self, service: str, container: str, wanted: transport.Wanted | None) -> None:
+        if wanted is None:
+            return
+        finding = transport.judge(self._docker.log_since_start(container), wanted)
+        self._outcome.seen[service] = finding
+        problem = transport.problem(finding)
+        if problem is None:
+            return
+        self._outcome.proven.pop(service, None)
+        stopped = self._docker.run("stop", container, seconds=STOP_SECONDS)
+        if self._front is not None:
+            self._front.router.park(service, self._front.limit_seconds)
+        how = "it was stopped" if stopped.returncode == 0 else "and it could not be stopped"
+        raise machine.ConvergeError(f"is not let through, {how}: {problem}")
+
+    def _ask_canary(self, service: str) -> None:
         front = self._front
         if front is None:
             return
@@ -383,7 +413,7 @@ class Changeover:
             raise machine.ConvergeError("was removed by someone while it was waited for")
         self.wait({service: created.id}, {}, began)
         if service not in self._outcome.problems:
-            self._prove(service)
+            self.prove(service, created.id, previous.transports.get(service))
 
     def _restore_networks(self, service: str, previous: replacing.Previous) -> None:
         now, then = self._compose.get("networks") or {}, previous.compose.get("networks") or {}

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frontdoor_transport import Wanted
 
 REGISTRY_SCHEMA_VERSION = 1
-PROVEN_WORDS = ("recorded", "matched")
+NOT_FRESH = "isn't fresh"
+"""In the router's word on a canary that can't be recorded: the engine may have changed since its start."""
+PROVEN_WORDS = ("recorded", "matched", "sensible")
 """How the router's word on a canary begins when it shows that the engine is sound."""
 
 
@@ -113,7 +118,19 @@ def proof_problem(answer: Mapping[str, Any]) -> str | None:
     word = str(answer.get("canary", ""))
     if word.startswith(PROVEN_WORDS):
         return None
-    return f"its canary could not be used ({word or 'no word on it'})"
+    return f"its canary could not be used ({word or 'no word on it'}). {_what_helps(word, answer)}"
+
+
+def _what_helps(word: str, answer: Mapping[str, Any]) -> str:
+    """What to do about a canary that proves nothing."""
+    service = answer.get("service", "SERVICE")
+    if NOT_FRESH in word:
+        return f"Only a new process can be asked: `vllmctl restart {service}`, then run this again."
+    return (
+        f"Check that vllm_service_services.{service}.task is what the model does (generate, embed or rerank) "
+        f"and that its model folder is whole, and read its log (`vllmctl logs {service}`); "
+        f"`vllmctl prove {service}` asks it again."
+    )
 
 
 # --------------------------------------------------------------------------------- the way back
@@ -121,11 +138,15 @@ def proof_problem(answer: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Previous:
-    """An earlier rendering that services may go back to, and its files by path below the root."""
+    """An earlier rendering that services may go back to, and its files by path below the root.
+
+    `transports` is what its plan wants of the ways between GPUs, by service.
+    """
 
     name: str
     compose: Mapping[str, Any]
     contents: Mapping[str, bytes]
+    transports: Mapping[str, Wanted] = field(default_factory=dict)
 
 
 def no_way_back(service: str, compose: Mapping[str, Any], previous: Previous | None) -> str | None:

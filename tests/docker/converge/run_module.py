@@ -16,7 +16,8 @@ ROLE = Path(__file__).parents[3] / "roles/vllm_service"
 
 
 def main() -> None:
-    ansible.module_utils.__path__.append(str(ROLE / "module_utils"))
+    for role in (ROLE, ROLE.parent / "gpu_diag"):
+        ansible.module_utils.__path__.append(str(role / "module_utils"))
     basic._ANSIBLE_ARGS = Path(sys.argv[1]).read_bytes()
     basic._ANSIBLE_PROFILE = "legacy"
     path = ROLE / "library/vllm_service_converge.py"

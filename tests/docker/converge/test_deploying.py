@@ -409,7 +409,7 @@ def test_through_ansible(fresh_box: Box) -> None:
             env={
                 **os.environ,
                 "ANSIBLE_LIBRARY": str(ROLE / "library"),
-                "ANSIBLE_MODULE_UTILS": str(ROLE / "module_utils"),
+                "ANSIBLE_MODULE_UTILS": f"{ROLE / 'module_utils'}:{ROLE.parent / 'gpu_diag/module_utils'}",
                 "ANSIBLE_NOCOLOR": "1",
                 "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
             },

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ansible.module_utils
 import pytest
 import yaml
 
@@ -21,15 +20,13 @@ ROLE = Path(__file__).parents[3] / "roles/vllm_service"
 @pytest.fixture(scope="module")
 def module() -> Any:
     """The module, imported the way Ansible's own loader lets it find its module_utils."""
-    ansible.module_utils.__path__.append(str(ROLE / "module_utils"))
     path = ROLE / "library/vllm_service_converge.py"
     spec = importlib.util.spec_from_file_location("vllm_service_converge", path)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
     spec.loader.exec_module(loaded)
-    yield loaded
-    ansible.module_utils.__path__.remove(str(ROLE / "module_utils"))
+    return loaded
 
 
 def test_writing_replaces_at_once_and_leaves_nothing_beside(module: Any, tmp_path: Path) -> None:

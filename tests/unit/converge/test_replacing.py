@@ -118,13 +118,23 @@ def test_a_whole_registry_is_written_as_the_plan_writes_it() -> None:
     [
         ("recorded", True),
         ("matched", True),
-        ("not possible, see the log", False),
+        ("sensible, and not recorded, since the evidence about its weights does not vouch for it", True),
+        ("not possible: the canary's scores are all equal", False),
         ("none is recorded, since the engine isn't fresh", False),
         ("", False),
     ],
 )
 def test_only_a_canary_proves(word: str, proven: bool) -> None:
     assert (replacing.proof_problem({"canary": word}) is None) is proven
+
+
+def test_what_helps_is_said_by_its_case() -> None:
+    stale = {"service": "text", "canary": "none is recorded, since the engine isn't fresh"}
+    assert "`vllmctl restart text`, then run" in str(replacing.proof_problem(stale))
+    refused = {"service": "text", "canary": "not possible: /score answered 404"}
+    words = str(replacing.proof_problem(refused))
+    assert "(not possible: /score answered 404)" in words
+    assert "vllm_service_services.text.task" in words and "`vllmctl prove text`" in words
 
 
 def compose(**services: Any) -> dict[str, Any]:

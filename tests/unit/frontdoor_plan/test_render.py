@@ -273,7 +273,7 @@ def test_the_two_projects_are_asked_for_apart() -> None:
 def test_an_earlier_release_goes_along_as_it_would_be_deployed_today() -> None:
     plan, desired = planned(RAW, BOX), declared(RAW).desired
     rendering = render(plan, LAUNCHER)
-    earlier = deployment.Earlier("release 3", rendering)
+    earlier = deployment.Earlier("release 3", rendering, plan)
     engines = deployment.engines(plan, rendering, desired, earlier)["previous"]
     router = deployment.router(plan, rendering, desired, earlier)["previous"]
     assert (engines["name"], engines["compose"]) == ("release 3", rendering.engines.definition)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from evidence_support import BEFORE_THAT, EARLIER, p2p, with_evidence
-from frontdoor_plan import Plan, plan_table
+from frontdoor_plan import Plan, deployment, plan_table
 from frontdoor_plan.render import render
-from plan_support import LAUNCHER, box, planned, refusals, variables, with_service
+from plan_support import LAUNCHER, box, declared, planned, refusals, variables, with_service
 
 BOX = box("three_gpus")
 SPLIT = with_service(variables("gpu_boxes"), "text", devices=["gpu0", "gpu1"], tensor_parallel=2)
@@ -131,6 +131,53 @@ def test_raw_settings_that_contradict_are_refused_even_where_it_is_earned(name: 
     (refusal,) = refusals(raw, with_evidence(BOX, p2p=EARNED))
     assert refusal.where == f"vllm_service_services.text.environment.{name}"
     assert refusal.why
+
+
+def test_a_split_model_on_gpus_has_nccl_tell_its_way_and_the_deployment_reads_it() -> None:
+    plan = _plan(EARNED, SPLIT)
+    rendering = render(plan, LAUNCHER)
+    lines = {name: rendering.files[f"engines/{name}.env"].decode().splitlines() for name in ("text", "ocr")}
+    assert {"NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,ENV", "NCCL_NVLS_ENABLE=0"} <= set(lines["text"])
+    assert not any(line.startswith("NCCL_DEBUG") for line in lines["ocr"])
+    asked = deployment.engines(
+        plan, rendering, declared(SPLIT).desired, deployment.Earlier("1", rendering, plan)
+    )
+    wanted = [{"service": "text", "ranks": 2, "peer_allowed": False}]
+    assert (asked["transports"], asked["previous"]["transports"]) == (wanted, wanted)
+
+
+def test_an_earned_peer_path_is_allowed_and_told_too() -> None:
+    plan = _plan(EARNED)
+    rendering = render(plan, LAUNCHER)
+    asked = deployment.engines(plan, rendering, declared(ASKED).desired)
+    assert asked["transports"] == [{"service": "text", "ranks": 2, "peer_allowed": True}]
+    assert "NCCL_DEBUG=INFO\n" in rendering.files["engines/text.env"].decode()
+
+
+def test_what_people_want_to_see_of_nccl_beyond_that_is_theirs() -> None:
+    more = {"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_SUBSYS": "ALL", "NCCL_NVLS_ENABLE": "0"}
+    environment = (
+        render(_plan(EARNED, with_service(ASKED, "text", environment=more)), LAUNCHER)
+        .files["engines/text.env"]
+        .decode()
+    )
+    assert all(f"{name}={value}\n" in environment for name, value in more.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_DEBUG", "WARN"),
+        ("NCCL_DEBUG_SUBSYS", "COLL"),
+        ("NCCL_DEBUG_SUBSYS", "^INIT"),
+        ("NCCL_DEBUG_FILE", "/tmp/nccl.log"),
+    ],
+)
+def test_what_would_keep_the_way_out_of_the_log_is_refused(name: str, value: str) -> None:
+    raw = with_service(SPLIT, "text", environment={name: value})
+    (refusal,) = refusals(raw, with_evidence(BOX, p2p=[p2p(BOX)]))
+    assert refusal.where == f"vllm_service_services.text.environment.{name}"
+    assert "read from the engine's log" in str(refusal.why)
 
 
 @pytest.mark.parametrize(("name", "value"), [("NCCL_DEBUG", "INFO"), ("NCCL_SHM_DISABLE", "0")])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import email
+import io
 import math
 import struct
+import wave
 import zlib
 from typing import Any
 
@@ -19,6 +22,7 @@ TEXT = Answer(
 )
 EMBED = Answer("embed", ((1.0, 0.0, 0.2), (0.9, 0.1, 0.1), (0.0, 1.0, 0.0)))
 RERANK = Answer("rerank", ((0.9, 0.5, 0.01),))
+CLASSIFY = Answer("classify", ((0.9, 0.1), (0.9, 0.1), (0.2, 0.8)))
 
 
 def shifted(answer: Answer, by: float) -> Answer:
@@ -27,7 +31,7 @@ def shifted(answer: Answer, by: float) -> Answer:
     )
 
 
-@pytest.mark.parametrize("answer", [TEXT, EMBED, RERANK])
+@pytest.mark.parametrize("answer", [TEXT, EMBED, RERANK, CLASSIFY])
 def test_healthy_answers(answer: Answer) -> None:
     assert degeneracy(answer) is None
     assert difference(answer, answer) is None
@@ -35,7 +39,7 @@ def test_healthy_answers(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("answer", [TEXT, EMBED, RERANK])
+@pytest.mark.parametrize("answer", [TEXT, EMBED, RERANK, CLASSIFY])
 def test_not_finite(answer: Answer, bad: float) -> None:
     rows = ((bad, *answer.rows[0][1:]), *answer.rows[1:])
     assert "NaN" in (degeneracy(Answer(answer.kind, rows, answer.tokens)) or "")
@@ -51,6 +55,9 @@ def test_not_finite(answer: Answer, bad: float) -> None:
         Answer("embed", ((0.5, 0.5), (0.5, 0.5))),
         Answer("rerank", ((0.5, 0.5, 0.5),)),
         Answer("rerank", ((),)),
+        Answer("classify", ((0.0, 0.0), (0.9, 0.1))),
+        Answer("classify", ()),
+        Answer("transcript", (), ("!!!!",)),
     ],
 )
 def test_degenerate(answer: Answer) -> None:
@@ -66,6 +73,8 @@ def test_degenerate(answer: Answer) -> None:
         (EMBED, Answer("embed", (EMBED.rows[2], EMBED.rows[1], EMBED.rows[0]))),
         (EMBED, Answer("embed", EMBED.rows[:2])),
         (RERANK, Answer("rerank", ((0.01, 0.5, 0.9),))),
+        (CLASSIFY, Answer("classify", (*CLASSIFY.rows[:2], (0.4, 0.6)))),
+        (CLASSIFY, Answer("rerank", ((0.9, 0.9, 0.2),))),
         (TEXT, EMBED),
     ],
 )
@@ -95,6 +104,39 @@ def test_answers_are_read() -> None:
 def test_another_shape_is_a_value_error(task: str, document: Any) -> None:
     with pytest.raises(ValueError, match="shape"):
         read_answer(task, document)
+
+
+def test_an_engine_that_gives_no_log_probabilities_is_asked_without_next() -> None:
+    bodies = [body for _, body in requests_for("generate", "m", plain=False)]
+    assert ["logprobs" in body for body in bodies] == [True, True, False, False]
+    assert not any("logprobs" in body for _, body in requests_for("generate", "m", plain=True))
+
+
+def test_a_classifier_is_asked_for_its_labels_where_it_has_no_score() -> None:
+    assert [path for path, _ in requests_for("rerank", "m", plain=False)] == ["/score", "/classify"]
+    document = {"data": [{"label": "a", "probs": [0.9, 0.1]}, {"label": "b", "probs": [0.2, 0.8]}]}
+    assert read_answer("rerank", document) == Answer("classify", ((0.9, 0.1), (0.2, 0.8)))
+
+
+def test_a_transcript_may_be_empty_and_is_compared_as_text() -> None:
+    silence = read_answer("generate", {"text": ""})
+    assert silence == Answer("transcript", (), ("",))
+    assert degeneracy(silence) is None
+    assert difference(silence, silence) is None
+    assert difference(silence, read_answer("generate", {"text": "zq zq zq"}))
+
+
+def test_the_sound_is_a_form_with_the_same_file_each_time() -> None:
+    path, content_type, body = canary.sound_request("m")
+    assert (path, canary.sound_request("m")[2]) == ("/v1/audio/transcriptions", body)
+    message = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    parts = {str(part.get_param("name", header="content-disposition")): part for part in message.walk()}
+    assert parts["model"].get_payload() == "m"
+    assert parts["file"].get_filename() == "canary.wav"
+    with wave.open(io.BytesIO(canary.sound())) as file:
+        assert (file.getframerate(), file.getnchannels()) == (16000, 1)
+        samples = struct.unpack("<32000h", file.readframes(32000))
+    assert max(samples) > 5000 > -5000 > min(samples)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -8,12 +8,15 @@ above what batching or another kernel changes, and far below what unloaded or co
 from __future__ import annotations
 
 import base64
+import io
 import math
 import struct
+import wave
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cache
 from typing import Any, Final
 
 MEAN_LOGPROB_LIMIT: Final = 0.15
@@ -26,6 +29,8 @@ SCORE_LIMIT: Final = 0.05
 """Largest difference of a score, relative to the spread of the recorded ones and at least absolute."""
 TEXT_LIKENESS_LIMIT: Final = 0.5
 """Least likeness of a decoded text to the recorded one where there are no log-probabilities."""
+SHORTEST_REPETITION: Final = 4
+"""From how many equal characters on a transcript is garbage."""
 DECODED_TOKENS: Final = 16
 
 PROMPTS: Final = (
@@ -56,6 +61,10 @@ IMAGE_SIDE_PIXELS: Final = 112
 """Larger than the patches of the vision models that vLLM serves, small enough to cost nothing."""
 QUESTION_ABOUT_IMAGE: Final = "Describe this picture in one sentence."
 
+SOUND_RATE_HERTZ: Final = 16000
+SOUND_SECONDS: Final = 2
+_FORM_BOUNDARY: Final = "frontdoor-canary-form"
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -72,15 +81,55 @@ def requests_for(task: str, model: str, plain: bool) -> list[tuple[str, dict[str
     `plain` does without log-probabilities, for engines that don't survive them.
     """
     if task == "generate":
-        return [("/v1/completions", _completion(model, prompt, plain)) for prompt in PROMPTS]
+        # An engine may be told to give no log-probabilities (--max-logprobs 0): the text is enough then.
+        kinds = (True,) if plain else (False, True)
+        return [("/v1/completions", _completion(model, prompt, kind)) for kind in kinds for prompt in PROMPTS]
     if task == "embed":
         return [("/v1/embeddings", {"model": model, "input": list(TEXTS), "encoding_format": "float"})]
-    return [("/score", {"model": model, "text_1": TEXTS[0], "text_2": list(TEXTS)})]
+    # A classifier with several labels has no score (vLLM 0.27.1 and 0.32.0).
+    return [
+        ("/score", {"model": model, "text_1": TEXTS[0], "text_2": list(TEXTS)}),
+        ("/classify", {"model": model, "input": list(TEXTS)}),
+    ]
 
 
 def _completion(model: str, prompt: str, plain: bool) -> dict[str, Any]:
     body = {"model": model, "prompt": prompt, "max_tokens": DECODED_TOKENS, "temperature": 0, "seed": 0}
     return body if plain else {**body, "logprobs": 1, "prompt_logprobs": 1}
+
+
+def sound_request(model: str) -> tuple[str, str, bytes]:
+    """Path, content type and body of the question for models that only transcribe: a form with a sound."""
+    fields = {"model": model, "response_format": "json", "temperature": "0"}
+    parts = [
+        f'--{_FORM_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    ]
+    head = (
+        f'--{_FORM_BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="canary.wav"\r\n'
+        "Content-Type: audio/wav\r\n\r\n"
+    )
+    body = b"".join([*parts, head.encode(), sound(), f"\r\n--{_FORM_BOUNDARY}--\r\n".encode()])
+    return "/v1/audio/transcriptions", f"multipart/form-data; boundary={_FORM_BOUNDARY}", body
+
+
+@cache
+def sound() -> bytes:
+    """A WAV file: a gliding voice-like tone that rises and falls four times a second."""
+    samples = bytearray()
+    for at in range(SOUND_RATE_HERTZ * SOUND_SECONDS):
+        seconds = at / SOUND_RATE_HERTZ
+        phase = 2 * math.pi * (120 * seconds + 20 * seconds * seconds)
+        tone = math.fsum(math.sin(number * phase) / number for number in range(1, 9))
+        loudness = (1 - math.cos(8 * math.pi * seconds)) / 2
+        samples += struct.pack("<h", int(8000 * loudness * tone))
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(SOUND_RATE_HERTZ)
+        writer.writeframes(bytes(samples))
+    return file.getvalue()
 
 
 def image_request(model: str) -> tuple[str, dict[str, Any]]:
@@ -131,11 +180,15 @@ def read_image_answer(document: Any) -> Answer:
 def read_answer(task: str, document: Any) -> Answer:
     """Take the numbers out of an engine's answer; raises ValueError when it has another shape."""
     try:
+        if task == "generate" and "text" in document:
+            return Answer("transcript", (), (str(document["text"]),))
         if task == "generate":
             return _read_text(document["choices"][0])
         rows = document["data"]
         if task == "embed":
             return Answer("embed", tuple(tuple(float(value) for value in row["embedding"]) for row in rows))
+        if rows and "probs" in rows[0]:
+            return Answer("classify", tuple(tuple(float(value) for value in row["probs"]) for row in rows))
         return Answer("rerank", (tuple(float(row["score"]) for row in rows),))
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"the canary's answer has another shape: {error!r}") from None
@@ -157,6 +210,10 @@ def degeneracy(answer: Answer) -> str | None:
     if answer.kind == "plain":
         text = "".join(answer.tokens)
         return f"the canary's answer is nothing but {text!r}" if len(set(text)) <= 1 else None
+    if answer.kind == "transcript":  # that there is nothing to write down is a sound answer too
+        text = "".join(answer.tokens)
+        one = len(text) >= SHORTEST_REPETITION and len(set(text)) == 1
+        return f"the canary's sound is written down as nothing but {text!r}" if one else None
     values = [value for row in answer.rows for value in row]
     if not values or not all(answer.rows):
         return "the canary's answer is empty"
@@ -164,6 +221,8 @@ def degeneracy(answer: Answer) -> str | None:
         return "the canary's answer holds NaN or infinity"
     if answer.kind in ("generate", "image"):
         return _text_degeneracy(answer)
+    if answer.kind == "classify":  # sure of one label for all texts is sound; sure of none isn't
+        return None if all(any(row) for row in answer.rows) else "the canary's probabilities are zero"
     if len(set(answer.rows)) < len(answer.rows) or all(not any(row) for row in answer.rows):
         return "the canary's vectors are equal or zero"
     if answer.kind == "rerank" and len(set(answer.rows[0])) == 1:
@@ -184,7 +243,7 @@ def difference(expected: Answer, answer: Answer) -> str | None:
     same_shape = [len(row) for row in expected.rows] == [len(row) for row in answer.rows]
     if expected.kind != answer.kind or (not same_shape and expected.kind not in ("generate", "image")):
         return "the canary's answer has another shape than the recorded one"
-    if expected.kind == "plain":
+    if expected.kind in ("plain", "transcript"):
         alike = SequenceMatcher(None, "".join(expected.tokens), "".join(answer.tokens)).ratio()
         return None if alike >= TEXT_LIKENESS_LIMIT else f"the decoded text is only {alike:.0%} alike"
     if expected.kind == "generate":
@@ -194,7 +253,8 @@ def difference(expected: Answer, answer: Answer) -> str | None:
     if expected.kind == "embed":
         least = min(_cosine(*rows) for rows in zip(expected.rows, answer.rows, strict=True))
         return None if least >= COSINE_LIMIT else f"an embedding's cosine to the recorded one is {least:.3f}"
-    return _score_difference(expected.rows[0], answer.rows[0])
+    differences = [_score_difference(*rows) for rows in zip(expected.rows, answer.rows, strict=True)]
+    return next((found for found in differences if found is not None), None)
 
 
 def _text_difference(expected: Answer, answer: Answer) -> str | None:

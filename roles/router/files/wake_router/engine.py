@@ -34,6 +34,7 @@ _START_TIME: Final = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? (\S
 
 
 _CORRUPTED: Final = re.compile(rb"^vllm:corrupted_requests_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_JSON_TYPE: Final = "application/json"
 _NOT_FINITE: Final = b"not JSON compliant"
 """How vLLM 0.32.0 answers (with 400) when its answer would hold NaN."""
 _NO_MEMORY: Final = re.compile(
@@ -157,8 +158,14 @@ class Engine:
     async def ask_canary(self, task: str, model: str, plain: bool) -> canary.Answer:
         """Ask the canary's questions; raises CanaryUnavailableError, EngineError."""
         refusals: list[str] = []
-        for path, body in canary.requests_for(task, model, plain):
-            status, answer = await self._ask(path, body)
+        questions = [
+            (path, _JSON_TYPE, json.dumps(body).encode())
+            for path, body in canary.requests_for(task, model, plain)
+        ]
+        if task == "generate":
+            questions.append(canary.sound_request(model))
+        for path, content_type, content in questions:
+            status, answer = await self._ask(path, content_type, content)
             if status == 200:
                 return self._read_canary(task, answer)
             if _NOT_FINITE in answer:
@@ -174,14 +181,15 @@ class Engine:
         except ValueError as error:
             raise CanaryUnavailableError(str(error)) from None
 
-    async def _ask(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    async def _ask(self, path: str, content_type: str, content: bytes) -> tuple[int, bytes]:
         url, seconds = f"{self._base_url}{path}", self._timeouts.canary
-        return await self._call("POST", url, seconds, body, {"X-Request-Id": CANARY_REQUEST_ID})
+        headers = {"Content-Type": content_type, "X-Request-Id": CANARY_REQUEST_ID}
+        return await self._call("POST", url, seconds, content, headers)
 
     async def ask_about_image(self, model: str) -> canary.Answer:
         """Ask about the canary's picture; raises EngineError; CanaryUnavailableError: it sees nothing."""
         path, body = canary.image_request(model)
-        status, answer = await self._ask(path, body)
+        status, answer = await self._ask(path, _JSON_TYPE, json.dumps(body).encode())
         if _NOT_FINITE in answer:
             return canary.Answer("image", ((math.nan,),))
         if status in _NOT_OFFERED:
@@ -266,14 +274,14 @@ class Engine:
         method: str,
         url: str,
         timeout_seconds: float,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | bytes | None = None,
         further_headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._timeouts.connect)
         try:
             # The session adds no headers by itself, and vLLM refuses a body whose type isn't told.
-            content = None if body is None else json.dumps(body).encode()
-            headers = {} if body is None else {"Content-Type": "application/json"}
+            content = json.dumps(body).encode() if isinstance(body, dict) else body
+            headers = {"Content-Type": _JSON_TYPE} if isinstance(body, dict) else {}
             headers.update(further_headers or {})
             async with self._session.request(
                 method, url, data=content, headers=headers, timeout=timeout

@@ -190,9 +190,10 @@ class Orders:
         """Compare with the canary, or record one from a fresh engine; returns what was done."""
         state, notebook = self._executor.state(name), handle.notebook
         try:
-            if notebook.memory.canary is None and state.fresh:
-                await transitions.record_canary(handle.engine, handle.service, notebook)
-                return "recorded" if notebook.memory.canary is not None else "not possible, see the log"
+            may_record = handle.service.may_record_canary
+            if notebook.memory.canary is None and state.fresh and may_record:
+                why = await transitions.record_canary(handle.engine, handle.service, notebook, ordered=True)
+                return "recorded" if why is None else f"not possible: {why}"
             expected = notebook.memory.canary
             problem = await transitions.canary_problem(handle.engine, handle.service, notebook.memory)
         except EngineError as error:
@@ -200,4 +201,7 @@ class Orders:
         if problem:
             self._executor.dispatch(name, Distrusted(state.epoch, problem))
             raise OrderError(f"Service '{name}' is not sound: {problem}")
+        if expected is None and not may_record:
+            # Who lets such weights pass (vllm_service_weights_required) wants them served; garbage is told.
+            return "sensible, and not recorded, since the evidence about its weights does not vouch for it"
         return "matched" if expected is not None else "none is recorded, since the engine isn't fresh"

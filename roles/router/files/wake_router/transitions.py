@@ -176,15 +176,25 @@ async def _confirm(task: Assignment) -> None:
         raise EngineError(f"the engine says that it is {word} after {task.start.transition}.")
 
 
-async def record_canary(engine: Engine, service: Service, notebook: Notebook) -> None:
-    """Record what a fresh engine answers, if it answers twice the same and sensibly; raises EngineError."""
+async def record_canary(
+    engine: Engine, service: Service, notebook: Notebook, *, ordered: bool = False
+) -> str | None:
+    """Record what a fresh engine answers, if it answers twice the same and sensibly; returns why there is
+    none, or None when there is one. Raises EngineError.
+
+    `ordered`: a person or a deployment asks for it, which is worth another try after all have failed.
+    """
     attempts = notebook.memory.canary_attempts
-    if notebook.memory.canary is not None or attempts >= CANARY_ATTEMPTS:
-        return
+    if notebook.memory.canary is not None:
+        return None
+    if attempts >= CANARY_ATTEMPTS and not ordered:
+        return f"it was tried {attempts} times"
     if not service.may_record_canary:
         # What damaged weights say would be what is expected from then on.
-        notebook.note("no canary: the evidence about its weights does not vouch for what it would record")
-        return
+        why = "the evidence about its weights does not vouch for what it would record"
+        notebook.note(f"no canary: {why}")
+        return why
+    attempts %= CANARY_ATTEMPTS
     # Written down first: an engine that dies of it is asked for less the next time, and then no more.
     await notebook.learn(replace(notebook.memory, canary_attempts=attempts + 1))
     try:
@@ -193,15 +203,16 @@ async def record_canary(engine: Engine, service: Service, notebook: Notebook) ->
         ]
     except CanaryUnavailableError as error:
         notebook.note(f"no canary: {error}")
-        return
+        return f"the engine doesn't answer it: {error}"
     problem = canary.degeneracy(first) or canary.degeneracy(second) or canary.difference(first, second)
     if problem:
         notebook.note(f"no canary: {problem}")
-        return
+        return problem
     await notebook.learn(replace(notebook.memory, canary=first))
     notebook.note("canary recorded")
     if service.task == "generate":
         await _record_image_canary(engine, service, notebook)
+    return None
 
 
 async def _record_image_canary(engine: Engine, service: Service, notebook: Notebook) -> None:

@@ -31,6 +31,7 @@ class Earlier:
 
     name: str
     rendering: Rendering
+    plan: Plan
 
 
 def engines(
@@ -58,6 +59,7 @@ def engines(
             "drain_seconds": desired.drain_seconds,
             "prove_seconds": desired.prove_timeout_seconds,
         },
+        "transports": _transports(plan),
         "previous": _previous(earlier, "engines/", lambda rendering: rendering.engines),
     }
 
@@ -96,6 +98,7 @@ def router(
         ],
         "reload": _reload(plan, "secrets/"),
         "replacement": None,
+        "transports": [],
         "previous": _previous(earlier, "router/", lambda rendering: rendering.router),
     }
 
@@ -121,7 +124,24 @@ def _previous(
         "files": [
             {"path": path, "secret_content": content.decode("utf-8")} for path, content in files.items()
         ],
+        "transports": _transports(earlier.plan),
     }
+
+
+def _transports(plan: Plan) -> list[dict[str, Any]]:
+    """What NCCL has to show in the log of each model that is split over GPUs.
+
+    The ranks are those of its largest group: tensor and pipeline parts have groups of their own.
+    """
+    return [
+        {
+            "service": placement.service.name,
+            "ranks": max(placement.service.tensor_parallel, placement.service.pipeline_parallel),
+            "peer_allowed": placement.path == "peer",
+        }
+        for placement in plan.placements
+        if placement.talks_by_nccl
+    ]
 
 
 def clearance(plan: Plan, desired: Desired, script: str) -> dict[str, Any]:

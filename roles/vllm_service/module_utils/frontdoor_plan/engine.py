@@ -14,12 +14,24 @@ from .instance import ENGINE_PORT, LAUNCHER_PORT
 from .model import DeviceKind, Placement, Plan, Service
 
 STAGED_PATH_ENVIRONMENT: Mapping[str, str] = {
+    # Multicast through the NVLink switches is not switched off with the rest (NCCL 2.17 and newer).
+    "NCCL_NVLS_ENABLE": "0",
     # The digit: NCCL parses an integer and ignores "true" without a word.
     "NCCL_P2P_DISABLE": "1",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
 """GPU to GPU only through host memory. Together with --disable-custom-all-reduce."""
+
+TRANSPORT_LOG_ENVIRONMENT: Mapping[str, str] = {
+    "NCCL_DEBUG": "INFO",
+    # All lines that name a transport belong to INIT (NCCL 2.4 to 2.30); the others would fill the log.
+    "NCCL_DEBUG_SUBSYS": "INIT,ENV",
+}
+"""What has NCCL write into the log which way it takes between GPUs; who sets more by hand gets more."""
+
+_KEPT_ON_THE_PEER_PATH = ("NCCL_NVLS_ENABLE",)
+"""Of the staged path's settings: what people may switch off beside a peer path that is earned."""
 
 _ALWAYS: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
@@ -192,8 +204,10 @@ def environment(placement: Placement, plan: Plan) -> dict[str, str]:
     given = {**plan.environment, **placement.service.environment}
     if placement.path == "peer":
         # What group_vars says for every box holds where nothing better is proven; here it is.
-        given = {name: value for name, value in given.items() if name not in STAGED_PATH_ENVIRONMENT}
+        dropped = STAGED_PATH_ENVIRONMENT.keys() - set(_KEPT_ON_THE_PEER_PATH)
+        given = {name: value for name, value in given.items() if name not in dropped}
     return {
+        **(TRANSPORT_LOG_ENVIRONMENT if placement.talks_by_nccl else {}),
         **given,
         **_ALWAYS,
         **(STAGED_PATH_ENVIRONMENT if placement.path == "staged" else {}),

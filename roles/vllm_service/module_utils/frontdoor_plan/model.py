@@ -287,6 +287,11 @@ class Placement:
         """Into how many parts the model is split."""
         return self.service.tensor_parallel * self.service.pipeline_parallel
 
+    @property
+    def talks_by_nccl(self) -> bool:
+        """Whether parts of the model talk to each other from GPU to GPU."""
+        return self.parts > 1 and all(device.uuid is not None for device in self.devices)
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -85,6 +85,18 @@ def _way(text: str) -> str:
     return text.split()[0]
 
 
+def peer_lines(lines: Iterable[str]) -> list[str]:
+    """The lines that name a way from GPU to GPU past the host's memory, as they stand in the log."""
+    found = []
+    for raw in lines:
+        line = _ANSI.sub("", raw.rstrip())
+        match = _LINE.search(line)
+        peer = match is not None and kind_of(_way(match["way"])) in _PEER_KINDS
+        if peer or _MULTICAST.search(line):
+            found.append(line)
+    return found
+
+
 def objections(seen: Transports, ranks: int, peer_allowed: bool) -> list[str]:
     """Sentences on how what NCCL does differs from a plan for ``ranks`` GPUs; none where it is as planned.
 

@@ -80,6 +80,8 @@ def _nccl(where: str, name: str, value: str) -> Iterator[Refusal]:
         found = next(
             (why for pattern, why in _CONTRADICTING_NCCL.items() if _sets(pattern, name, value)), None
         )
+        if found is None and _silences(name, value):
+            found = _SILENCED
         if found is None:
             return
         why, remedy = found, f"Remove {name}."
@@ -97,6 +99,23 @@ _CONTRADICTING_NCCL: Mapping[str, str] = {
     "NCCL_CONF_FILE": "A file could set anything, also the path between GPUs.",
     "NCCL_TOPO_FILE": "A file that tells NCCL another topology makes it choose paths that nobody tested.",
 }
+
+
+_SILENCED = (
+    "Which way NCCL really takes between the GPUs of a split model is read from the engine's log; this would "
+    "keep it out of there. NCCL_DEBUG may be INFO or TRACE, NCCL_DEBUG_SUBSYS has to hold INIT or ALL."
+)
+
+
+def _silences(name: str, value: str) -> bool:
+    """Whether a setting keeps the lines about transports out of the container's log."""
+    words = value.strip().upper()
+    if name.upper() == "NCCL_DEBUG":
+        return words not in ("INFO", "TRACE")
+    if name.upper() == "NCCL_DEBUG_SUBSYS":
+        # Before the list, ^ takes away what it names.
+        return words.startswith("^") or not {"INIT", "ALL"} & set(words.split(","))
+    return name.upper() == "NCCL_DEBUG_FILE" and bool(words)
 
 
 def _sets(pattern: str, name: str, value: str) -> bool:
