@@ -47,7 +47,6 @@ def engines(
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
             _folder(LOCKS),
-            _folder(plan.instance.clearance),
         ],
         "secrets": [],
         "reload": _reload(plan, "registry/"),
@@ -90,7 +89,6 @@ def router(
             _folder(f"{root}/secrets", mode="0750", group=gid),
             *(_folder(f"{root}/{path}", mode="0750", group=gid) for path in (LAUNCHER_TOKENS, *launchers)),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
-            _folder(plan.instance.evidence),
         ],
         "secrets": [
             {"path": path, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
