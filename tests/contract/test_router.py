@@ -141,6 +141,7 @@ def test_requests_that_race_the_idle_timer(target: Target, routers: Routers) -> 
 def test_the_router_restarts(target: Target, router: Router) -> None:
     for depth, order in (("awake", "wake"), ("sleeping", "sleep"), ("offloaded", "offload")):
         assert router.order(f"services/text/{order}", 120).json()["depth"] == depth
+        router.wait_for_record("text", depth)
         router.kill()
         router.start()
         router.wait_for("text", depth)

@@ -243,6 +243,16 @@ class Router:
         services = HTTP.get(f"{self.admin}/admin/status").json()["services"]
         return next(dict(each) for each in services if each["name"] == service)
 
+    def wait_for_record(self, service: str, depth: str) -> None:
+        """Wait until the disk says so: a wake serves before its end is written down."""
+        path = self.folder / f"state/intents/{service}.json"
+
+        def is_written() -> bool:
+            record = json.loads(path.read_bytes()) if path.exists() else {}
+            return record.get("depth") == depth and not record.get("open_step")
+
+        wait_until(is_written, what=f"{service} is {depth} on the disk")
+
     def wait_for(self, service: str, depth: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until a service is at a depth."""
         wait_until(lambda: self.status(service)["depth"] == depth, seconds, f"{service} {depth}")
