@@ -126,6 +126,13 @@ def arguments(service: str) -> list[str]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_it_was(deployed: Deployed) -> Iterator[None]:
+    """What the last failure left to be put right is put right before other tests look."""
+    yield
+    deployed.box.succeed("rehearse")
+
+
 @pytest.fixture(scope="module")
 def shorter(deployed: Deployed) -> Run:
     """The embedding service with a shorter context, deployed while clients use both services."""
