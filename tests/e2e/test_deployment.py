@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import yaml
@@ -317,18 +316,3 @@ def test_keys_tls_and_cors(deployed: Deployed, tmp_path: Path) -> None:
     assert "access-control-allow-origin: https://chat.example.org" in asked.stdout.lower()
     unknown = subprocess.run([*listing, "-H", "Authorization: Bearer other"], capture_output=True, text=True)
     assert " 401 " in unknown.stdout.splitlines()[0]
-
-
-def test_a_router_that_does_not_come_up_goes_back(deployed: Deployed, tmp_path: Path) -> None:
-    deployed.box.succeed("rehearse")
-    certificate, _ = pair(tmp_path)
-    _, other_key = pair(tmp_path)
-    engines = {name: id_ for name, id_ in container_ids().items() if name != container_name("router")}
-    with variables(tmp_path, router_tls_certificate=certificate, router_tls_key=other_key) as extra:
-        failed = deployed.box.refuse("rehearse", *extra)
-    assert "went back to release" in failed.output
-    assert "ROUTER_TLS_CERTIFICATE" in failed.output
-    assert engines.items() <= container_ids().items()
-    assert httpx.get(f"{ENDPOINT}/v1/models", timeout=30).status_code == 200
-    deployed.box.succeed("rehearse")
-    assert deployed.box.succeed("rehearse").changed == 0
