@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.standin.processes import HTTP, ROOT, Router, free_port, wait_until
+from tests.standin.ports import free_port
+from tests.standin.processes import HTTP, ROOT, Router, wait_until
 
 RENDERED = ROOT / "tests/golden/rehearsal/engines"
 LAUNCHER = ROOT / "roles/vllm_service/files"
