@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import yaml
@@ -316,3 +317,19 @@ def test_keys_tls_and_cors(deployed: Deployed, tmp_path: Path) -> None:
     assert "access-control-allow-origin: https://chat.example.org" in asked.stdout.lower()
     unknown = subprocess.run([*listing, "-H", "Authorization: Bearer other"], capture_output=True, text=True)
     assert " 401 " in unknown.stdout.splitlines()[0]
+
+
+def test_a_certificate_without_its_key_is_refused_while_the_router_serves(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    deployed.box.succeed("rehearse")
+    certificate, _ = pair(tmp_path)
+    _, other_key = pair(tmp_path)
+    before = container_ids()
+    with variables(tmp_path, router_tls_certificate=certificate, router_tls_key=other_key) as extra:
+        failed = deployed.box.refuse("rehearse", *extra)
+    assert "would not start with its settings" in failed.output
+    assert "ROUTER_TLS_CERTIFICATE" in failed.output
+    assert container_ids() == before
+    assert httpx.get(f"{ENDPOINT}/v1/models", timeout=30).status_code == 200
+    assert deployed.box.succeed("rehearse").changed == 0

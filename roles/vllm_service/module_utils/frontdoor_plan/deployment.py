@@ -18,7 +18,9 @@ from .render import (
     ComposeProject,
     Rendering,
     admin_url,
+    router_environment,
 )
+from .rules.arguments import commands
 
 _ROOT_USER = "0"
 _LOG_LINES = 30
@@ -32,6 +34,36 @@ class Earlier:
     name: str
     rendering: Rendering
     plan: Plan
+
+
+def engine_question(plan: Plan, desired: Desired, script: str) -> dict[str, Any]:
+    """Parameters for asking the engine image's own parser; `script` is what asks it in there."""
+    return {
+        **_question(plan, desired, "arguments"),
+        "image": plan.engine_image.id,
+        "program": ["-c", script],
+        "question": {"commands": commands(plan)},
+    }
+
+
+def router_question(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
+    """Parameters for asking the router's image whether it would start with its settings."""
+    read = [REGISTRY, *(path for path in rendering.files if _is_secret(path))]
+    return {
+        **_question(plan, desired, "settings"),
+        "image": plan.router_image.id,
+        "program": ["-m", "wake_router", "check"],
+        "question": {"environment": router_environment(plan)},
+        "files": {f"/{path}": rendering.files[path].decode("utf-8") for path in read},
+    }
+
+
+def _question(plan: Plan, desired: Desired, topic: str) -> dict[str, Any]:
+    return {
+        "docker_host": desired.docker_host,
+        "cache": f"{plan.instance.state}/arguments",
+        "name": f"vllm-frontdoor-{plan.instance.name}-{topic}",
+    }
 
 
 def engines(
