@@ -1,5 +1,5 @@
-"""`python3 -m wake_router` runs the router; `schema` prints the registry's JSON Schema, `check` says whether a
-router would start with the settings on standard input.
+"""`python3 -m wake_router` runs the router; `schema` prints the registry's JSON Schema, and `check` says
+whether a router would start with the settings on standard input.
 """
 
 from __future__ import annotations
