@@ -48,7 +48,8 @@ def test_a_person_orders_a_restart(engines: Engines, routers: Routers) -> None:
     assert (done["service"], done["depth"], done["canary"]) == ("text", "awake", "matched")
     assert done["incarnation"] == router.status("text")["incarnation"] != before
     assert router.status("text")["conditions"] == []
-    assert [each["transition"] for each in router.events("transition")][-1] == "restart"
+    transitions = [each["transition"] for each in router.events("transition")]
+    assert transitions[-2:] == ["restart", "wake"], "the new process is proven"
 
 
 def test_a_sleeping_service_is_restarted(engines: Engines, routers: Routers) -> None:

@@ -485,9 +485,7 @@ class Executor:
             case StartTransition():
                 self._begin(name, handle, effect)
             case AbandonTransition():
-                if handle.transition is not None:
-                    handle.transition.cancel()
-                    handle.transition = None
+                self._abandon(name, handle)
             case Remember(incarnation, depth, proven):
                 handle.notebook.intend_soon(Record(incarnation=incarnation, depth=depth, proven=proven))
             case RememberParked(until):
@@ -511,6 +509,7 @@ class Executor:
 
     def _begin(self, name: str, handle: Handle, start: StartTransition) -> None:
         handle.transition_began = self._clock.monotonic()
+        handle.transition_start = start
         task = asyncio.create_task(self._carry_out(name, handle, start))
         task.add_done_callback(lambda done: self._report_crash(name, start, done))
         handle.transition = task
@@ -536,6 +535,17 @@ class Executor:
         handle.transition = None
         self._dispatch(name, failure or TransitionSucceeded(start.epoch))
 
+    def _abandon(self, name: str, handle: Handle) -> None:
+        """The engine left in the middle of it: what a restart wanted, and the end of anything else."""
+        if handle.transition is None or handle.transition_start is None:
+            return
+        handle.transition.cancel()
+        handle.transition = None
+        start = handle.transition_start
+        left = TransitionFailed(start.epoch, "the engine ended in the middle of it", unreachable=True)
+        failure = None if start.transition is Transition.RESTART else left
+        self._account(name, handle, start, transitions.Report(failure))
+
     def _report_crash(self, name: str, start: StartTransition, done: asyncio.Task[None]) -> None:
         """A mistake in this program is a failed transition too: never a service that hangs."""
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -551,7 +561,8 @@ class Executor:
         fields: dict[str, Any] = {"error": failure.reason} if failure else {}
         if start.transition is Transition.WAKE:
             fields["canary_seconds"] = round(report.canary_seconds, 3)
-            self._metrics.canary_seconds.labels(name).observe(report.canary_seconds)
+            if report.canary_seconds:
+                self._metrics.canary_seconds.labels(name).observe(report.canary_seconds)
             if failure is None:
                 handle.last_wake_seconds = ended - began
                 handle.last_wake = LastWake(began, ended, report.canary_seconds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from wake_router.engine import Engine
-from wake_router.lifecycle import Refusal, ServiceState
+from wake_router.lifecycle import Refusal, ServiceState, StartTransition
 from wake_router.notebook import ServiceNotebook
 from wake_router.registry import Service
 
@@ -100,6 +100,7 @@ class Handle:
     observer: asyncio.Task[None] | None = None
     transition: asyncio.Task[None] | None = None
     transition_began: float = 0.0
+    transition_start: StartTransition | None = None
     last_wake: LastWake = LastWake(0.0, 0.0, 0.0)
     last_wake_seconds: float | None = None
     offloaded_incarnation: str | None = None
