@@ -50,6 +50,7 @@ class Target:
             "idle_offload_seconds": 0,
             "pin": False,
             "allow_level_2": "always",
+            "may_record_canary": True,
         }
         return {**entry, **changes}
 

@@ -180,6 +180,28 @@ def test_the_router_is_killed_at_a_step(
     proxy.stop()
 
 
+@pytest.mark.parametrize("engine_gets_it", [False, True])
+def test_the_router_is_killed_in_a_wake_from_level_1(
+    target: Target, routers: Routers, engine_gets_it: bool
+) -> None:
+    """Which doesn't wait for the disk: whatever lies there then is right."""
+    proxy = StallingProxy(urlsplit(target.url).port or 80).start()
+    router = routers(ROUTER_CONNECT_TIMEOUT="2")
+    router.register(target.registry_entry(base_url=f"http://127.0.0.1:{proxy.port}"))
+    router.start()
+    before = ask(router)
+    for _ in range(1 if target.real else 2 * KILLS_ON_THE_STAND_IN):
+        assert router.order("services/text/sleep", 120).status_code == 200
+        proxy.stall(CALLS[Step.WAKE_ALL], engine_gets_it)
+        _order_in_background(router, "wake")
+        assert proxy.reached.wait(60), "it was not woken"
+        router.kill()
+        proxy.stalled = b""
+        router.start()
+        assert ask(router) == before
+    proxy.stop()
+
+
 def _calls_before_the_first_answer(proxy: StallingProxy) -> list[bytes]:
     """What the engine was asked until a client's request came, each once however often it was repeated."""
     calls = [line.encode() for line, _ in groupby(proxy.passed)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +116,56 @@ def test_responses_by_id(engines: Engines, routers: Routers) -> None:
     assert found.json()["id"] == name
     assert HTTP.get(f"{router.url}/v1/responses/resp_unknown", timeout=20).status_code == 404
     assert len(engine.calls(f"/v1/responses/{name}")) == 1
+
+
+# ---- a wake from level 1 doesn't wait for the disk
+
+
+def woken_and_killed(engines: Engines, routers: Routers) -> tuple[Engine, Router, Path, bytes]:
+    """What the disk said before the wake comes last; its file before that."""
+    engine, router = fresh(engines, routers)
+    assert router.order("services/text/sleep").status_code == 200
+    intents = router.folder / "state/intents/text.json"
+    before = intents.read_bytes()
+    assert json.loads(before)["depth"] == "sleeping"
+    assert router.chat("text").status_code == 200
+    wait_until(lambda: json.loads(intents.read_bytes())["depth"] == "awake", what="the disk knows it")
+    router.kill()
+    return engine, router, intents, before
+
+
+def test_killed_before_anything_is_written_means_a_reload(engines: Engines, routers: Routers) -> None:
+    engine, router, intents, before = woken_and_killed(engines, routers)
+    intents.write_bytes(before)
+    router.start()
+    router.wait_for("text", "offloaded")
+    assert router.chat("text").status_code == 200
+    assert transitions_seen(engine)[-4:] == LEVEL_2_WAKE
+
+
+@pytest.mark.parametrize(("step", "depth"), [("wake_all", "awake"), ("canary", "offloaded")])
+def test_killed_before_the_end_is_written(engines: Engines, routers: Routers, step: str, depth: str) -> None:
+    _engine, router, intents, before = woken_and_killed(engines, routers)
+    intents.write_text(json.dumps({**json.loads(before), "open_step": step}))
+    router.start()
+    router.wait_for("text", depth)
+    assert router.chat("text").status_code == 200
+
+
+def test_a_wake_that_has_yet_to_be_proven_says_so_on_the_disk(engines: Engines, routers: Routers) -> None:
+    """Lest a router that is killed in it believes the engine's own word."""
+    engine, router = fresh(engines, routers)
+    assert router.order("services/text/sleep").status_code == 200
+    engine.fault(no_memory=1, wake_seconds=600.0, half_woken_is_garbage=True)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(router.chat, "text", 120)
+        wait_until(lambda: len(engine.calls("/wake_up")) == 2, what="the second try")
+        router.kill()
+        assert asked.exception() is not None
+    found = json.loads((router.folder / "state/intents/text.json").read_bytes())
+    assert (found["open_step"], found["proven"]) == ("wake_all", False)
+    router.start()
+    router.wait_for("text", "offloaded")
 
 
 # ---- the state folder is lost, and weights may not be reloaded

@@ -37,6 +37,20 @@ def memory(router: Router) -> dict[str, Any]:
     return dict(json.loads((router.folder / "state/memory/text.json").read_text()))
 
 
+@pytest.mark.stand_in_only("which evidence there is")
+def test_nothing_is_recorded_without_evidence_that_vouches_for_it(engines: Engines, routers: Routers) -> None:
+    _engine, router = fresh(engines, routers, {"allow_level_2": "auto", "may_record_canary": False})
+    assert router.order("services/text/sleep").status_code == 200
+    assert [each["text"] for each in router.events("note")] == [
+        "no canary: the evidence about its weights does not vouch for what it would record"
+    ]
+    assert not (router.folder / "state/memory/text.json").exists() or memory(router)["canary"] is None
+    assert router.chat("text").status_code == 200, "level 1 keeps the weights"
+    proof = router.order("services/text/prove").json()
+    assert proof["canary"] == "none is recorded, since the engine isn't fresh"
+    assert proof["level_2"].endswith("nobody has read its weights' values")
+
+
 @pytest.mark.stand_in_only("faults on order", instead="tests/real/test_skipped_reload.py")
 def test_garbage_is_never_served(engines: Engines, routers: Routers) -> None:
     engine, router = fresh(engines, routers)

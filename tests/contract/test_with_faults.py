@@ -62,6 +62,23 @@ def test_both_levels_in_both_dialects(engines: Engines, routers: Routers, dialec
     ]
 
 
+def test_a_request_held_in_maintenance_does_not_undo_the_next_sleep(
+    engines: Engines, routers: Routers
+) -> None:
+    engine, router = behind_a_router(engines, routers, "wake")
+    assert router.order("services/text/drain?deadline=1").status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(router.chat, "text")
+        wait_until(lambda: router.status("text")["held"] == 1)
+        assert router.order("services/text/prove").status_code == 200
+        assert held.result().status_code == 200
+    asleep = router.order("services/text/sleep")
+    assert (asleep.status_code, asleep.json().get("depth")) == (200, "sleeping"), asleep.text
+    wakes = len(engine.calls("/wake_up"))
+    assert router.chat("text").status_code == 200
+    assert len(engine.calls("/wake_up")) == wakes + 1, "it slept until somebody asked"
+
+
 def test_many_requests_are_one_wake(engines: Engines, routers: Routers) -> None:
     engine, router = behind_a_router(engines, routers, "offload")
     before = len(transitions_seen(engine))

@@ -20,6 +20,7 @@ RUN_ELSEWHERE = {
     "./box bench --quick": "tests/contract/test_bench.py",
     "./box rehearse --down": "test_teardown.py",
     "./box rehearse --purge": "tests/removal/test_purge.py",
+    "./box calibrate -i inventory/hosts.yml": "test_calibration.py",
     "./box bundle /srv/frontdoor.bundle -i inventory/hosts.yml": "its parts, by test_bundle.py",
     "./box pull OWNER/NAME -i inventory/hosts.yml": "tests/docker/hub/test_pull.py",
     "./box rollback -i inventory/hosts.yml": "test_deployment.py",

@@ -90,8 +90,6 @@ def test_the_hold_queue_is_shown(frontdoor: Frontdoor, browser: Browser) -> None
         assert proven.status_code == 200, proven.text
         assert asked.result().status_code == 200
     shows(browser, "No request waits.", "section[aria-labelledby=queue]")
-    # A request that was held in maintenance still counts as a wish to wake: the next sleep is undone once.
-    frontdoor.router.order("services/text/sleep", 60)
 
 
 def test_a_button_asks_first_and_needs_the_token_once(frontdoor: Frontdoor, browser: Browser) -> None:

@@ -76,6 +76,7 @@ class RealEngine:
             "idle_offload_seconds": 0,
             "pin": False,
             "allow_level_2": "always",
+            "may_record_canary": True,
         }
         return {**entry, **changes}
 

@@ -158,6 +158,7 @@ class Engine:
             "idle_offload_seconds": 0,
             "pin": False,
             "allow_level_2": "always",
+            "may_record_canary": True,
         }
         return {**entry, **changes}
 

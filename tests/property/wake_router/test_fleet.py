@@ -70,6 +70,8 @@ class World:
     asleep: bool = False
     weights_good: bool = True
     record: Record | None = None
+    late: list[Record] = field(default_factory=list)
+    """What is on its way to the disk; each lies there before the next."""
     parked_until: float | None = None
     start: StartTransition | None = None
     steps_done: int = 0
@@ -78,10 +80,17 @@ class World:
     in_flight: int = 0
     answered: int = 0
     asked: int = 0
+    called: bool = False
+    """Whether a client has waited for it since it served last and since a person wanted it asleep."""
 
     @property
     def incarnation(self) -> str:
         return f"incarnation-{self.born}"
+
+    def write(self, record: Record) -> None:
+        """Write, and wait for it."""
+        self.late.clear()
+        self.record = record
 
     @property
     def open_steps(self) -> tuple[Step, ...]:
@@ -166,12 +175,14 @@ class FrontDoor(RuleBasedStateMachine):
                 self._check_right(name)
             case Hold():
                 world.held += 1
+                world.called = True
             case Refuse():
                 world.answered += 1
             case ReleaseHeld():
                 assert world.held > 0
                 world.in_flight += world.held
                 world.held = 0
+                world.called = False
                 self._check_right(name)
             case RefuseHeld():
                 world.answered += world.held
@@ -185,7 +196,7 @@ class FrontDoor(RuleBasedStateMachine):
             case CutInFlight():
                 self.cut.append(name)
             case Remember(incarnation, depth, proven):
-                world.record = Record(incarnation=incarnation, depth=depth, proven=proven)
+                world.write(Record(incarnation=incarnation, depth=depth, proven=proven))
             case RememberParked(until):
                 world.parked_until = until
             case _:
@@ -243,6 +254,8 @@ class FrontDoor(RuleBasedStateMachine):
 
     @rule(name=services, depth=st.sampled_from([Depth.AWAKE, Depth.SLEEPING, Depth.OFFLOADED]))
     def order(self, name: str, depth: Depth) -> None:
+        world = self.box.worlds[name]
+        world.called = world.called and (depth is Depth.AWAKE or world.held > 0)
         self.send(name, Ordered(depth))
 
     @rule(name=services)
@@ -351,19 +364,28 @@ class FrontDoor(RuleBasedStateMachine):
         elif world.open_steps[0] is Step.RECORD_CANARY:
             assert world.weights_good or not start.fresh
             world.steps_done += 1
-        elif world.open_steps[0] is Step.CANARY and not world.weights_good and self._is_asked(start):
+        elif world.open_steps[0] is Step.CANARY and not self._is_asked(start):
+            world.steps_done += 1
+        elif world.open_steps[0] is Step.CANARY and not world.weights_good and world.intent_written:
             world.start = None
             self.send(name, TransitionFailed(start.epoch, "garbage"))
         elif not world.intent_written:
-            step = world.open_steps[0]
-            world.record = Record(incarnation=start.incarnation, depth=start.from_depth, open_step=step)
-            world.intent_written = True
+            self._write_intent(world, start, world.open_steps[0])
         else:
             self._call(world, world.open_steps[0])
             world.steps_done += 1
             world.intent_written = False
             if start.transition is Transition.RESTART:
                 self._confirm(name, start)
+
+    def _write_intent(self, world: World, start: StartTransition, step: Step) -> None:
+        proven = not start.unproven
+        record = Record(incarnation=start.incarnation, depth=start.from_depth, open_step=step, proven=proven)
+        if start.transition is Transition.WAKE and start.from_depth is Depth.SLEEPING and proven:
+            world.late.append(record)
+        else:
+            world.write(record)
+        world.intent_written = True
 
     def _is_asked(self, start: StartTransition) -> bool:
         """Without a recorded canary, a wake from level 1 by a trusted past asks nothing."""
@@ -375,7 +397,11 @@ class FrontDoor(RuleBasedStateMachine):
         if start.transition is Transition.RESTART:
             self.send(name, TransitionSucceeded(start.epoch))
         elif world.asleep is (TARGET[start.transition] is not Depth.AWAKE):
-            world.record = Record(incarnation=start.incarnation, depth=TARGET[start.transition])
+            reached = Record(incarnation=start.incarnation, depth=TARGET[start.transition])
+            if start.transition is Transition.WAKE:
+                world.late.append(reached)
+            else:
+                world.write(reached)
             self.send(name, TransitionSucceeded(start.epoch))
         else:
             self.send(name, TransitionFailed(start.epoch, "the engine says otherwise"))
@@ -462,21 +488,26 @@ class FrontDoor(RuleBasedStateMachine):
     def disk_is_full(self, name: str) -> None:
         world = self.box.worlds[name]
         start = world.start
-        if start is not None and start.transition.value != "wake" and not world.intent_written:
+        descends = start is not None and start.transition in (Transition.SLEEP, Transition.OFFLOAD)
+        if start is not None and descends and world.open_steps and not world.intent_written:
             world.start = None
             self.send(name, TransitionFailed(start.epoch, "no space", untouched=True))
 
     # ---- the router itself
 
-    @rule(lost=st.lists(services, max_size=1), call_goes_on=st.booleans())
-    def router_is_killed(self, lost: list[str], call_goes_on: bool) -> None:
-        """At any moment; a call that was under way may still be carried out by its engine."""
+    @rule(lost=st.lists(services, max_size=1), call_goes_on=st.booleans(), written=st.integers(0, 3))
+    def router_is_killed(self, lost: list[str], call_goes_on: bool, written: int = 0) -> None:
+        """At any moment; a call that was under way may still be carried out by its engine. Of what was on its
+        way to the disk so many records have come there.
+        """
         for name, world in self.box.worlds.items():
             if world.start is not None and world.intent_written and call_goes_on:
                 self._call(world, world.open_steps[0])
             world.start = None
             world.answered += world.held + world.in_flight
             world.held = world.in_flight = 0
+            world.record = [world.record, *world.late][: written + 1][-1]
+            world.late.clear()
             if name in lost:
                 world.record = None
         self._start_router()
@@ -503,6 +534,16 @@ class FrontDoor(RuleBasedStateMachine):
         for name in NAMES:
             state = self.state(name)
             assert not (state.serving and state.held)
+
+    @invariant()
+    def nobody_is_believed_to_ask_who_does_not(self) -> None:
+        """A wish outlives its request only while the engine isn't awake, and never its answer."""
+        for name, world in self.box.worlds.items():
+            state = self.state(name)
+            if state.called:
+                assert state.depth is not Depth.AWAKE, "an awake engine needs no wake"
+                assert world.called, "nobody has asked since it served or was ordered down"
+            assert state.waking_since is None or not state.serving
 
     @invariant()
     def no_order_hangs_that_is_fulfilled(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -189,8 +190,23 @@ def test_the_registry_has_the_routers_shape() -> None:
         "idle_offload_seconds": 10800,
         "pin": False,
         "allow_level_2": "auto",
+        "may_record_canary": True,
     }
     assert by_name["ocr"]["idle_sleep_seconds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "recorded"),
+    [("verified", True), ("values_only", True), ("structure_only", False), ("unverified", False)],
+)
+def test_only_weights_that_have_been_read_vouch_for_a_canary(verdict: str, recorded: bool) -> None:
+    policy = ["verified", "values_only", "structure_only", "unverified"]
+    facts = copy.deepcopy(BOX)
+    for each in facts["evidence"]["weights"]:
+        each["verdict"] = verdict
+    rendering = _render(RAW | {"vllm_service_weights_required": policy}, facts)
+    services = json.loads(rendering.files["registry/registry.json"])["services"]
+    assert {each["may_record_canary"] for each in services} == {recorded}
 
 
 def test_names_that_only_repeat_are_not_registered_twice() -> None:

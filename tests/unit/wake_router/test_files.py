@@ -29,6 +29,7 @@ SERVICE: dict[str, Any] = {
     "idle_offload_seconds": 10800,
     "pin": False,
     "allow_level_2": "auto",
+    "may_record_canary": True,
 }
 
 

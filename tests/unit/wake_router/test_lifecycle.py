@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from wake_router import lifecycle, scheduler
+from wake_router.askers import Asking
 from wake_router.explain import explain
 from wake_router.lifecycle import (
     Condition,
@@ -13,6 +14,7 @@ from wake_router.lifecycle import (
     Event,
     Hold,
     HoldEnded,
+    MaintenanceEnded,
     Observed,
     Ordered,
     Policy,
@@ -20,6 +22,7 @@ from wake_router.lifecycle import (
     Record,
     RequestArrived,
     RequestEnded,
+    RestartOrdered,
     ServiceState,
     Step,
     Tick,
@@ -267,7 +270,7 @@ def test_tries_for_memory_are_bounded() -> None:
 def test_explanations() -> None:
     fleet = fleet_of(text=awake(), ocr=ServiceState(depth=Depth.RESTARTING))
     fleet = after(fleet, ("text", Tick()), now=20.0)
-    text = " ".join(explain(fleet, "text", 20.0, "allowed by the registry"))
+    text = " ".join(explain(fleet, "text", 20.0, "allowed by the registry", Asking()))
     for part in (
         "awake since 20 s",
         "sleep waits for its turn on gpu behind ocr",
@@ -275,3 +278,49 @@ def test_explanations() -> None:
         "registry",
     ):
         assert part in text
+
+
+# ---- wishes that outlive their requests
+
+
+def parked(**fields: object) -> ServiceState:
+    return awake(conditions=frozenset({Condition.MAINTENANCE}), maintenance_until=1000.0, **fields)
+
+
+def test_a_request_held_in_maintenance_does_not_undo_the_next_sleep() -> None:
+    fleet = fleet_of(text=parked())
+    fleet = after(
+        fleet, ("text", RequestArrived()), ("text", MaintenanceEnded()), ("text", RequestEnded()),
+        ("text", Ordered(Depth.SLEEPING)),
+    )  # fmt: skip
+    assert fleet.members["text"].state.running is Transition.SLEEP
+    fleet = after(fleet, ("text", TransitionSucceeded(fleet.members["text"].state.epoch)))
+    assert (fleet.members["text"].state.depth, fleet.waiting) == (Depth.SLEEPING, ())
+
+
+def test_nor_does_a_request_that_a_sleep_without_space_on_the_disk_has_let_pass() -> None:
+    fleet = after(fleet_of(text=awake()), ("text", Ordered(Depth.SLEEPING)), ("text", RequestArrived()))
+    epoch = fleet.members["text"].state.epoch
+    fleet = after(fleet, ("text", TransitionFailed(epoch, "no space", untouched=True)))
+    state = fleet.members["text"].state
+    assert (state.depth, state.in_flight, state.called) == (Depth.AWAKE, 1, False)
+
+
+def test_a_person_who_wants_it_asleep_is_heard_after_clients_who_have_left() -> None:
+    asleep = ServiceState(depth=Depth.SLEEPING, incarnation="one")
+    waits = fleet_of(text=asleep, ocr=ServiceState(depth=Depth.RESTARTING))
+    waits = after(waits, ("text", RequestArrived()))
+    left = after(waits, ("text", HoldEnded()), ("text", Ordered(Depth.SLEEPING)))
+    assert left.waiting == ()
+    assert left.members["text"].state.waking_since is None, "the next wake's time doesn't begin here"
+    still_there = after(waits, ("text", Ordered(Depth.SLEEPING)))
+    assert still_there.waiting == (Turn("text", Transition.WAKE),)
+
+
+def test_a_restart_that_was_refused_does_not_lengthen_the_next_wake() -> None:
+    fleet = after(fleet_of(text=parked()), ("text", RestartOrdered()))
+    state = fleet.members["text"].state
+    assert (state.running, state.waking_since) == (Transition.RESTART, 0.0)
+    fleet = after(fleet, ("text", TransitionFailed(state.epoch, "refused")), ("text", MaintenanceEnded()))
+    assert fleet.members["text"].state.serving
+    assert fleet.members["text"].state.waking_since is None

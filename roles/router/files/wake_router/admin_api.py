@@ -113,7 +113,7 @@ class _Guard:
                 path=request.url.path[:200],
                 status=response.status_code,
                 client=f"{client.host}:{client.port}" if client else None,
-                operator=request.headers.get("x-operator", "")[:64] or None,
+                operator=_operator(request),
                 error=str(problem) if problem else None,
             )
         return response
@@ -138,6 +138,11 @@ class _Guard:
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
             return AdminRequestError(401, "This needs the header 'Authorization: Bearer <admin token>'.")
         return None
+
+
+def _operator(request: Request) -> str | None:
+    """Who orders something, by the name that they give themselves: the token says only that they may."""
+    return request.headers.get("x-operator", "")[:64] or None
 
 
 def _host_of(url: str) -> str | None:
@@ -198,12 +203,14 @@ def _add_reading_routes(
 
 
 def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor, orders: Orders) -> None:
-    async def order(name: str, depth: Depth, timeout_seconds: float | None) -> OrderDone:
+    async def order(
+        name: str, depth: Depth, timeout_seconds: float | None, operator: str | None
+    ) -> OrderDone:
         longest = settings.admin_wait_max_seconds
         with _known(name):
             if depth is not Depth.AWAKE and executor.pinned(name):
                 raise AdminRequestError(409, f"Service '{name}' is pinned awake; order unpin first.")
-            state = await orders.order(name, depth, min(timeout_seconds or longest, longest))
+            state = await orders.order(name, depth, min(timeout_seconds or longest, longest), operator)
             return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
 
     async def pin(name: str, pinned: bool) -> OrderDone:
@@ -212,16 +219,16 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor, orde
             return OrderDone(service=name, depth=executor.state(name).depth, pinned=executor.pinned(name))
 
     @app.post("/admin/services/{name}/wake")
-    async def wake(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109  (a query parameter)
-        return await order(name, Depth.AWAKE, timeout)
+    async def wake(request: Request, name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
+        return await order(name, Depth.AWAKE, timeout, _operator(request))
 
     @app.post("/admin/services/{name}/sleep")
-    async def sleep(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
-        return await order(name, Depth.SLEEPING, timeout)
+    async def sleep(request: Request, name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
+        return await order(name, Depth.SLEEPING, timeout, _operator(request))
 
     @app.post("/admin/services/{name}/offload")
-    async def offload(name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
-        return await order(name, Depth.OFFLOADED, timeout)
+    async def offload(request: Request, name: str, timeout: Timeout = None) -> OrderDone:  # noqa: ASYNC109
+        return await order(name, Depth.OFFLOADED, timeout, _operator(request))
 
     @app.post("/admin/services/{name}/pin")
     async def pin_service(name: str) -> OrderDone:

@@ -14,17 +14,17 @@ from typing import Any, Final
 
 import aiohttp
 
-from wake_router import lifecycle, scheduler, transitions, waits
+from wake_router import from_settings, lifecycle, scheduler, transitions, waits
+from wake_router.askers import Asker, Wake
 from wake_router.clock import Clock
-from wake_router.engine import Engine, Timeouts
+from wake_router.engine import Engine
 from wake_router.events import Events
 from wake_router.explain import explain
-from wake_router.guardian import Guardian, Intervals
+from wake_router.guardian import Guardian
 from wake_router.intent_store import IntentStore
 from wake_router.leases import Handle, Held, LastWake, Lease, RefusedError
 from wake_router.lifecycle import (
     AbandonTransition,
-    Condition,
     CutInFlight,
     Depth,
     Effect,
@@ -57,6 +57,7 @@ from wake_router.notebook import ServiceNotebook
 from wake_router.registry import Registry, Service
 from wake_router.scheduler import Fleet, Member
 from wake_router.settings import MIB, Settings
+from wake_router.sightings import moved
 from wake_router.standing_orders import StandingOrders
 
 __all__ = ["Executor", "Handle", "Held", "Lease", "RefusedError"]
@@ -81,7 +82,7 @@ class Executor:
         self._intents = IntentStore(settings.state / "intents")
         self._standing = StandingOrders(settings.state / "orders", clock.wall)
         self._memories = MemoryStore(settings.state / "memory")
-        self._intervals = _intervals(settings)
+        self._intervals = from_settings.intervals(settings)
         self._events = events
         self._metrics = metrics
         self._fleet = Fleet()
@@ -92,7 +93,7 @@ class Executor:
         self._watchers: list[tuple[str, Callable[[ServiceState], bool], asyncio.Future[None]]] = []
         self._stopping = False
         self.instance = ""
-        self.waits = _waits(settings)
+        self.waits = from_settings.waits_of(settings)
 
     # ---- services
 
@@ -149,7 +150,7 @@ class Executor:
         devices = frozenset(service.devices)
         if handle is None:
             handle = self._handles[service.name] = self._new_handle(service)
-            state = _first_state(handle.notebook, now)
+            state = handle.notebook.first_state(now)
             return Member(policy=self._policy(handle), devices=devices, state=state), "added"
         before, handle.service = handle.service, service
         self._forget_other_definitions(handle)
@@ -159,7 +160,7 @@ class Executor:
             self._drop_tasks(handle)
             handle.engine = self._engine(service)
             handle.observer = self._watch(service, handle)
-            state = _moved(state, now)
+            state = moved(state, now)
             self._fleet = scheduler.without_turns(self._fleet, service.name)
             return Member(policy=policy, devices=devices, state=state), "moved to another address"
         return Member(policy=policy, devices=devices, state=state), "changed" if before != service else ""
@@ -185,37 +186,14 @@ class Executor:
             self._fleet = replace(self._fleet, members={**self._fleet.members, name: changed})
 
     def _policy(self, handle: Handle) -> lifecycle.Policy:
-        service, settings = handle.service, self._settings
-        sleep, offload = service.idle_sleep_seconds, service.idle_offload_seconds
-        return lifecycle.Policy(
-            idle_sleep_seconds=settings.idle_sleep_seconds if sleep is None else sleep,
-            idle_offload_seconds=settings.idle_offload_seconds if offload is None else offload,
-            pinned=service.pin,
-            level_2_allowed=level_2_verdict(service.allow_level_2, handle.notebook.memory)[0],
-            reload_trusted=service.allow_level_2 != "never",
-            restartable=self.launcher_token(service) is not None,
-            held_max=settings.held_max,
-            cordoned=not self._cordoned.isdisjoint(service.devices),
-        )
+        return from_settings.policy(self._settings, handle.service, handle.notebook.memory, self._cordoned)
 
     def launcher_token(self, service: Service) -> str | None:
         """With which the service's launcher takes orders; None: there is no launcher, or no token for it."""
-        if service.launcher_url is None:
-            return None
-        try:
-            token = (self._settings.launcher_tokens / service.name / "token").read_text().strip()
-        except (OSError, ValueError):
-            return None
-        return token or None
+        return from_settings.launcher_token(self._settings, service)
 
     def _engine(self, service: Service) -> Engine:
-        timeouts = Timeouts(
-            connect=self._settings.connect_timeout_seconds,
-            sleep=self._settings.sleep_timeout_seconds,
-            wake=self._settings.wake_timeout_seconds,
-            reload=self._settings.reload_timeout_seconds,
-            canary=self._settings.canary_timeout_seconds,
-        )
+        timeouts = from_settings.timeouts(self._settings)
         return Engine(self._session, service.base_url, service.launcher_url, timeouts)
 
     def _forget(self, name: str) -> None:
@@ -278,7 +256,12 @@ class Executor:
     # ---- requests
 
     async def admit(
-        self, name: str, wished_wait_seconds: float | None = None, size: int = 0, waited_seconds: float = 0.0
+        self,
+        name: str,
+        asker: Asker,
+        wished_wait_seconds: float | None = None,
+        size: int = 0,
+        waited_seconds: float = 0.0,
     ) -> Lease:
         """Wait until a request may be forwarded; `size` is its body's in bytes, `waited_seconds` count
         already.
@@ -289,8 +272,12 @@ class Executor:
         if self._stopping:
             raise RefusedError(self.state(name), "the router stops", stopping=True)
         arrived = self._clock.monotonic() - waited_seconds
-        if not self.state(name).serving:
+        before = self.state(name)
+        handle.asking.note(asker, arrived)
+        if not before.serving:
             self._require_room(name, handle, size)
+            if not before.called:
+                handle.asking.caller = asker
         for effect in self._dispatch(name, RequestArrived()):
             match effect:
                 case Forward():
@@ -405,8 +392,8 @@ class Executor:
     def explain(self, name: str) -> list[str]:
         """Why a service is as it is, in sentences; raises KeyError for an unknown service."""
         handle = self._handles[name]
-        reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
-        return explain(self._fleet, name, self._clock.monotonic(), reason)
+        reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
+        return explain(self._fleet, name, self._clock.monotonic(), reason, handle.asking)
 
     def dispatch(self, name: str, event: Event) -> None:
         """Apply an event to a service; raises KeyError for an unknown one."""
@@ -508,8 +495,13 @@ class Executor:
     # ---- transitions
 
     def _begin(self, name: str, handle: Handle, start: StartTransition) -> None:
-        handle.transition_began = self._clock.monotonic()
-        handle.transition_start = start
+        now, state = self._clock.monotonic(), self.state(name)
+        handle.transition_began, handle.transition_start = now, start
+        if start.transition is Transition.WAKE:
+            ordered = state.ordered is Depth.AWAKE
+            handle.asking.wake_begins(
+                start.from_depth, state.reason, now, called=state.called, ordered=ordered
+            )
         task = asyncio.create_task(self._carry_out(name, handle, start))
         task.add_done_callback(lambda done: self._report_crash(name, start, done))
         handle.transition = task
@@ -560,6 +552,8 @@ class Executor:
             self._metrics.transition_seconds.labels(*labels).observe(ended - began)
         fields: dict[str, Any] = {"error": failure.reason} if failure else {}
         if start.transition is Transition.WAKE:
+            handle.asking.wake_ends(ended)
+            fields |= _told(handle.asking.wake)
             fields["canary_seconds"] = round(report.canary_seconds, 3)
             if report.canary_seconds:
                 self._metrics.canary_seconds.labels(name).observe(report.canary_seconds)
@@ -591,53 +585,9 @@ class Executor:
         return asyncio.create_task(guardian.watch_for_ever())
 
 
-def _first_state(notebook: ServiceNotebook, now: float) -> ServiceState:
-    """What is known about a service when the router starts, from the disk."""
-    parked = notebook.parked_seconds()
-    return ServiceState(
-        since=now,
-        last_activity=now,
-        record=notebook.record(),
-        pinned=notebook.memory.pinned,
-        conditions=frozenset() if parked is None else frozenset({Condition.MAINTENANCE}),
-        maintenance_until=now + (parked or 0.0),
-    )
-
-
-def _moved(state: ServiceState, now: float) -> ServiceState:
-    """The state of a service whose engine is another one now: unknown, but its requests stay counted."""
-    return ServiceState(
-        since=now,
-        last_activity=now,
-        in_flight=state.in_flight,
-        held=state.held,
-        pinned=state.pinned,
-        ordered=state.ordered,
-        conditions=state.conditions & lifecycle.PARKED,
-        drain_until=state.drain_until,
-        maintenance_until=state.maintenance_until,
-        epoch=state.epoch + 1,
-        reason="the engine's address has changed",
-    )
-
-
-def _intervals(settings: Settings) -> Intervals:
-    return Intervals(
-        look=settings.observe_interval_seconds,
-        wedged=settings.wedged_seconds,
-        corruption=settings.corruption_interval_seconds,
-        canary=settings.canary_interval_seconds,
-    )
-
-
-def _waits(settings: Settings) -> waits.Waits:
-    return waits.Waits(
-        hold_sleeping=settings.hold_sleeping_seconds,
-        hold_offloaded=settings.hold_offloaded_seconds,
-        hold_restarting=settings.hold_restarting_seconds,
-        hold_max=settings.hold_max_seconds,
-        retry_after_sleeping=settings.retry_after_sleeping_seconds,
-        retry_after_offloaded=settings.retry_after_offloaded_seconds,
-        retry_after_restarting=settings.retry_after_restarting_seconds,
-        retry_after_max=settings.retry_after_max_seconds,
-    )
+def _told(wake: Wake | None) -> dict[str, Any]:
+    """Why a wake began and for whom, for the log."""
+    if wake is None:
+        return {}
+    request, key = (wake.asker.request_id, wake.asker.key) if wake.asker else (None, None)
+    return {"cause": wake.reason, "request": request, "key": key, "operator": wake.operator}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from wake_router.askers import Asking
 from wake_router.lifecycle import (
     PARKED,
     REPAIR,
@@ -16,11 +17,12 @@ from wake_router.lifecycle import (
 from wake_router.scheduler import Fleet, Member
 
 
-def explain(fleet: Fleet, name: str, now: float, level_2_reason: str) -> list[str]:
+def explain(fleet: Fleet, name: str, now: float, level_2_reason: str, asking: Asking) -> list[str]:
     """Sentences about a service of the fleet; raises KeyError when there is no such service."""
     member = fleet.members[name]
     state = member.state
     sentences = [f"It is {state.depth} since {now - state.since:.0f} s: {state.reason}."]
+    sentences += asking.sentences(now)
     sentences += _conditions(state, now)
     if state.in_flight:
         sentences.append(f"{state.in_flight} requests are in flight; it can't fall asleep before they end.")
@@ -72,11 +74,17 @@ def _future(state: ServiceState, policy: Policy, now: float) -> Iterator[str]:
     if policy.pinned or state.pinned:
         yield "It is pinned: no timer puts it to sleep."
         return
-    if state.conditions & PARKED or state.in_flight or state.held:
+    if state.conditions & PARKED or state.held:
+        return
+    if state.in_flight:
+        if policy.idle_sleep_seconds:
+            yield f"It falls asleep when nobody has asked for {policy.idle_sleep_seconds:.0f} s after that."
         return
     idle = now - state.last_activity
     if state.depth is Depth.AWAKE and policy.idle_sleep_seconds:
         yield f"If nobody asks, it falls asleep in {max(0.0, policy.idle_sleep_seconds - idle):.0f} s."
     may_offload = policy.level_2_allowed and policy.idle_offload_seconds
+    if state.depth is Depth.AWAKE and not policy.idle_sleep_seconds and not may_offload:
+        yield "No timer puts it to sleep."
     if state.depth in (Depth.AWAKE, Depth.SLEEPING) and may_offload:
         yield f"If nobody asks, it is offloaded in {max(0.0, policy.idle_offload_seconds - idle):.0f} s."

@@ -16,6 +16,7 @@ import aiohttp
 from yarl import URL
 
 from wake_router import realtime, waits
+from wake_router.askers import Asker
 from wake_router.clock import Clock
 from wake_router.executor import Executor, Held, Lease, RefusedError
 from wake_router.form_model import find_model_in_form
@@ -180,7 +181,8 @@ class Forwarder:
                     await body.make_small()
                 if comments:
                     talking = asyncio.create_task(_tell_that_it_wakes(exchange))
-            lease = await self._executor.admit(service.name, wished, body.size, account.held.seconds)
+            asker = Asker(exchange.request_id.decode("latin-1"), account.key)
+            lease = await self._executor.admit(service.name, asker, wished, body.size, account.held.seconds)
         except KeyError:
             raise model_not_found(service.model) from None
         except RefusedError as refused:
@@ -228,12 +230,15 @@ class Forwarder:
 
     # ---- websockets
 
-    async def answer_socket(self, scope: Scope, receive: Receive, send: Send, account: Account) -> int:
+    async def answer_socket(
+        self, scope: Scope, receive: Receive, send: Send, account: Account, request_id: bytes
+    ) -> int:
         """Relay a websocket; returns the code with which it was closed."""
         try:
             greeting = await realtime.greet(scope, receive, send)
             service = self._service(greeting.model, REALTIME, account)
-            lease = await self._admit_socket(service, account)
+            asker = Asker(request_id.decode("latin-1"), account.key)
+            lease = await self._admit_socket(service, account, asker)
         except realtime.SocketClosedError:
             account.error = "client_gone"
             return realtime.NORMAL
@@ -246,9 +251,9 @@ class Forwarder:
         finally:
             lease.release()
 
-    async def _admit_socket(self, service: Service, account: Account) -> Lease:
+    async def _admit_socket(self, service: Service, account: Account, asker: Asker) -> Lease:
         try:
-            lease = await self._executor.admit(service.name)
+            lease = await self._executor.admit(service.name, asker)
         except RefusedError as refused:
             raise self._refusal(service, refused) from None
         task = asyncio.current_task()

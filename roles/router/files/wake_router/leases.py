@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from wake_router.askers import Asking
 from wake_router.engine import Engine
 from wake_router.lifecycle import Refusal, ServiceState, StartTransition
 from wake_router.notebook import ServiceNotebook
@@ -94,6 +95,7 @@ class Handle:
     service: Service
     engine: Engine
     notebook: ServiceNotebook
+    asking: Asking = field(default_factory=Asking)
     held: deque[asyncio.Future[int]] = field(default_factory=deque)
     held_bytes: int = 0
     leases: set[Lease] = field(default_factory=set)

@@ -17,7 +17,6 @@ from typing import Final
 from wake_router.beliefs import (
     Belief,
     believed_depth,
-    uncertain,
 )
 from wake_router.messages import (
     AbandonTransition,
@@ -72,6 +71,7 @@ from wake_router.service_state import (
     Transition,
     steps_of,
 )
+from wake_router.sightings import Outcome, engine_left, observed, release
 from wake_router.wishes import (
     at_least_as_deep,
     pinned,
@@ -151,9 +151,6 @@ MEMORY_RETRIES: Final = 3
 has mapped until then stays mapped (vLLM 0.27.1 to 0.32.0), so more tries make it worse, not better."""
 
 
-Outcome = tuple[ServiceState, tuple[Effect, ...]]
-
-
 def step(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     """Apply one event at time `now` (monotonic seconds), then decide what to do next."""
     handler = _HANDLERS[type(event)]
@@ -161,7 +158,8 @@ def step(state: ServiceState, policy: Policy, event: Event, now: float) -> Outco
     if state.conditions & PARKED:
         state, more = _pass_through_maintenance(state, now)
         effects += more
-    state, more = _settle(_without_eviction(_without_reached_order(state), policy), policy, now)
+    state = _without_answered_wishes(_without_eviction(_without_reached_order(state), policy))
+    state, more = _settle(state, policy, now)
     return state, effects + more
 
 
@@ -180,7 +178,7 @@ def _pass_through_maintenance(state: ServiceState, now: float) -> Outcome:
 
 
 def _end_maintenance(state: ServiceState) -> Outcome:
-    state, effects = _release(replace(state, conditions=state.conditions - PARKED))
+    state, effects = release(replace(state, conditions=state.conditions - PARKED))
     return state, (RememberParked(None), *effects)
 
 
@@ -190,6 +188,17 @@ def _without_reached_order(state: ServiceState) -> ServiceState:
     if state.ordered is Depth.AWAKE and Condition.UNPROVEN in state.conditions:
         return state
     return replace(state, ordered=None)
+
+
+def _without_answered_wishes(state: ServiceState) -> ServiceState:
+    """Requests need no wake of an engine that is awake: what its conditions still ask for (its canary, the
+    end of maintenance) comes without a call, and a call that outlived its request would undo the next sleep.
+    """
+    if state.called and state.depth is Depth.AWAKE:
+        state = replace(state, called=False)
+    if state.waking_since is not None and state.serving:
+        state = replace(state, waking_since=None)
+    return state
 
 
 def _without_eviction(state: ServiceState, policy: Policy) -> ServiceState:
@@ -212,8 +221,11 @@ def _settle(state: ServiceState, policy: Policy, now: float) -> Outcome:
     if wanted is not None:
         effects += (RequestTurn(wanted),)
     waking_since = state.waking_since
-    if wanted in (Transition.WAKE, Transition.RESTART) and waking_since is None:
-        waking_since = now
+    if wanted in (Transition.WAKE, Transition.RESTART):
+        if waking_since is None and not state.serving:
+            waking_since = now
+    elif wanted is None and not state.held and not state.conditions:
+        waking_since = None  # called off: the next wake's time doesn't begin here
     return replace(state, queued=wanted, waking_since=waking_since), effects
 
 
@@ -243,8 +255,10 @@ def _hold_ended(state: ServiceState, policy: Policy, event: Event, now: float) -
 
 def _ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     assert isinstance(event, Ordered)
-    wakes = event.depth is Depth.AWAKE
-    return replace(state, ordered=event.depth, last_activity=now if wakes else state.last_activity), ()
+    if event.depth is Depth.AWAKE:
+        return replace(state, ordered=event.depth, last_activity=now), ()
+    # Newer than the wish of clients who have left; those who still wait are answered all the same.
+    return replace(state, ordered=event.depth, called=state.called and state.held > 0), ()
 
 
 def _order_withdrawn(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -297,7 +311,7 @@ def _reason_for(state: ServiceState, transition: Transition) -> str:
     if Condition.UNPROVEN in state.conditions:
         return f"its canary has to prove it: {state.reason}"
     if transition is Transition.WAKE:
-        return "requests ask for it" if state.called else "on its way to level 2, or pinned"
+        return "requests ask for it" if state.called or state.held else "on its way to level 2, or pinned"
     return "idle"
 
 
@@ -306,7 +320,7 @@ def _transition_succeeded(state: ServiceState, policy: Policy, event: Event, now
     if event.epoch != state.epoch or state.running is None:
         return state, ()
     if state.running is Transition.RESTART:
-        return _engine_left(state, Presence.BOOTING, now)
+        return engine_left(state, Presence.BOOTING, now)
     reached = TARGET[state.running]
     only_proven = state.running is Transition.WAKE and state.from_depth is Depth.AWAKE
     state = replace(
@@ -317,7 +331,6 @@ def _transition_succeeded(state: ServiceState, policy: Policy, event: Event, now
         fresh=state.fresh and only_proven,
         suspect=False,
         memory_retries=0,
-        called=state.called and reached is not Depth.AWAKE,
         waking_since=None,
         running=None,
         epoch=state.epoch + 1,
@@ -325,15 +338,8 @@ def _transition_succeeded(state: ServiceState, policy: Policy, event: Event, now
         retry_at=0.0,
         last_activity=now if state.ordered is Depth.AWAKE else state.last_activity,
     )
-    released, effects = _release(state)
+    released, effects = release(state)
     return released, (EndTurn(), *effects)
-
-
-def _release(state: ServiceState) -> Outcome:
-    """Held requests go in flight in the same step in which the service becomes ready to serve."""
-    if not state.serving or not state.held:
-        return state, ()
-    return replace(state, in_flight=state.in_flight + state.held, held=0), (ReleaseHeld(),)
 
 
 def _transition_failed(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -343,7 +349,7 @@ def _transition_failed(state: ServiceState, policy: Policy, event: Event, now: f
     if event.unreachable:
         failures = state.failures + 1
         state = replace(state, failures=failures, retry_at=now + back_off_seconds(failures))
-        return _engine_left(state, Presence.ABSENT, now)
+        return engine_left(state, Presence.ABSENT, now)
     if event.out_of_memory and state.memory_retries < MEMORY_RETRIES and state.running is Transition.WAKE:
         return _ran_out_of_memory(state, event, now)
     if event.untouched or state.running is Transition.RESTART:
@@ -362,7 +368,7 @@ def _transition_failed(state: ServiceState, policy: Policy, event: Event, now: f
             restart_refused=state.restart_refused or state.running is Transition.RESTART,
             reason=event.reason,
         )
-        released, effects = _release(state)
+        released, effects = release(state)
         return released, (EndTurn(), *effects)
     state, effects = _quarantine(replace(state, running=None), event.reason, now)
     return state, (EndTurn(), *effects)
@@ -382,7 +388,6 @@ def _ran_out_of_memory(state: ServiceState, event: TransitionFailed, now: float)
         fresh=False,
         memory_retries=state.memory_retries + 1,
         retry_at=now,
-        called=True,
         reason=event.reason,
     )
     unknown = Remember(state.incarnation or "", Depth.OFFLOADED, proven=False)
@@ -465,105 +470,6 @@ def back_off_seconds(failures: int) -> float:
     return min(BACK_OFF_MAX_SECONDS, BACK_OFF_FIRST_SECONDS * BACK_OFF_FACTOR ** min(failures - 1, 10))
 
 
-def _observed(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
-    assert isinstance(event, Observed)
-    if event.presence is not Presence.UP:
-        return _engine_left(state, event.presence, now)
-    if event.incarnation is None:
-        return state, ()
-    if state.incarnation is None and event.epoch != state.epoch:
-        return state, ()  # a look that began before the engine left
-    if event.incarnation != state.incarnation:
-        return _engine_appeared(state, policy, event, now) if event.asleep is not None else (state, ())
-    if event.epoch == state.epoch and event.asleep and state.depth is Depth.AWAKE:
-        belief = uncertain("something else put it to sleep", True, policy.reload_trusted)
-        conditions = state.conditions if belief.proven else state.conditions | {Condition.UNPROVEN}
-        state = replace(state, depth=belief.depth, since=now, conditions=conditions, reason=belief.reason)
-        return state, (Remember(event.incarnation, Depth.OFFLOADED, proven=False),)
-    return state, ()
-
-
-def _engine_left(state: ServiceState, presence: Presence, now: float) -> Outcome:
-    depth = Depth.STOPPED if presence is Presence.ABSENT else Depth.RESTARTING
-    booting = state.seen_booting or presence is Presence.BOOTING
-    if state.depth is depth:
-        return replace(state, seen_booting=booting), ()
-    effects: tuple[Effect, ...] = ()
-    if state.running is not None:
-        effects += (AbandonTransition(), EndTurn())
-    if state.queued is not None:
-        effects += (CancelTurn(),)
-    reason = "the engine doesn't answer" if presence is Presence.ABSENT else "the engine is starting"
-    state = replace(
-        state,
-        depth=depth,
-        since=now,
-        conditions=state.conditions - REPAIR - {Condition.UNPROVEN},
-        fresh=False,
-        restart_ordered=state.restart_ordered and state.incarnation is None and state.running is None,
-        waking_since=now if state.waking_since is None else state.waking_since,
-        seen_booting=booting,
-        record=_remembered(state),
-        incarnation=None,
-        queued=None,
-        running=None,
-        epoch=state.epoch + 1,
-        reason=reason,
-    )
-    return state, effects
-
-
-def _remembered(state: ServiceState) -> Record | None:
-    """What to believe if the very same incarnation comes back (a network that was away for a moment)."""
-    if state.incarnation is None:
-        return state.record
-    known = state.depth in RESTING and not repairing(state) and Condition.UNPROVEN not in state.conditions
-    depth = state.depth if known else Depth.OFFLOADED
-    return Record(incarnation=state.incarnation, depth=depth, proven=known)
-
-
-def _engine_appeared(state: ServiceState, policy: Policy, event: Observed, now: float) -> Outcome:
-    assert event.incarnation is not None
-    effects: tuple[Effect, ...] = ()
-    if state.running is not None:
-        effects += (AbandonTransition(), EndTurn())
-    if state.queued is not None:
-        effects += (CancelTurn(),)
-    record = _remembered(state)
-    is_new = record.incarnation != event.incarnation if record else state.seen_booting
-    belief = believed_depth(record, event.incarnation, bool(event.asleep), is_new, policy.reload_trusted)
-    depth = belief.depth
-    distrusted = state.suspect or repairing(state) or (record is not None and not record.proven)
-    if is_new and depth is Depth.AWAKE and distrusted:
-        belief = Belief(depth, "a new engine process after a failure", proven=False)
-    suspicion: frozenset[Condition] = frozenset() if belief.proven else frozenset({Condition.UNPROVEN})
-    state = replace(
-        state,
-        depth=depth,
-        since=now,
-        conditions=(state.conditions - REPAIR - {Condition.UNPROVEN}) | suspicion,
-        incarnation=event.incarnation,
-        fresh=is_new and depth is Depth.AWAKE,
-        called=state.called and not (depth is Depth.AWAKE and belief.proven),
-        waking_since=None if belief.proven else state.waking_since,
-        seen_booting=False,
-        record=None,
-        queued=None,
-        running=None,
-        epoch=state.epoch + 1,
-        # Failures of a process that is gone are forgotten when the next one has proven itself.
-        failures=0 if is_new and belief.proven else state.failures,
-        retry_at=0.0 if is_new else state.retry_at,
-        restart_ordered=False,
-        restart_refused=state.restart_refused and not is_new,
-        memory_retries=0 if is_new else state.memory_retries,
-        last_activity=now,
-        reason=belief.reason,
-    )
-    state, released = _release(state)
-    return state, (*effects, Remember(event.incarnation, depth, belief.proven), *released)
-
-
 def _tick(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     return state, ()
 
@@ -578,7 +484,7 @@ _HANDLERS: Final[dict[type, Callable[[ServiceState, Policy, Event, float], Outco
     TurnGranted: _turn_granted,
     TransitionSucceeded: _transition_succeeded,
     TransitionFailed: _transition_failed,
-    Observed: _observed,
+    Observed: observed,
     Distrusted: _distrusted,
     DrainOrdered: _drain_ordered,
     MaintenanceOrdered: _maintenance_ordered,

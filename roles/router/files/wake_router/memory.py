@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from wake_router.canary import Answer
 from wake_router.durable import read_json, replace_file
+from wake_router.registry import Service
 
 SCHEMA_VERSION: Final = 1
 SAMPLES_KEPT: Final = 30
@@ -107,8 +108,9 @@ def _parse_answer(document: dict[str, Any]) -> Answer:
     return Answer(str(document["kind"]), rows, tuple(str(token) for token in document["tokens"]))
 
 
-def level_2_verdict(allowed: str, memory: Memory) -> tuple[bool, str]:
-    """Whether a timer may discard a service's weights, and why (not); `allowed` as in the registry."""
+def level_2_verdict(service: Service, memory: Memory) -> tuple[bool, str]:
+    """Whether a timer may discard a service's weights, and why (not)."""
+    allowed = service.allow_level_2
     if allowed == "always":
         return True, "allowed by the registry"
     if allowed == "never":
@@ -117,4 +119,9 @@ def level_2_verdict(allowed: str, memory: Memory) -> tuple[bool, str]:
         return False, f"it came back broken: {memory.level_2_broken}"
     if memory.level_2_round_trips:
         return True, f"proven by {memory.level_2_round_trips} round trips"
+    if memory.canary is None and not service.may_record_canary:
+        return (
+            False,
+            "not proven, and no canary may be recorded: nobody has read its weights' values",
+        )
     return False, "not proven yet (order `prove`, or `offload` and `wake` with a canary)"

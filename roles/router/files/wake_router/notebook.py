@@ -11,7 +11,7 @@ from typing import Any
 from wake_router.durable import DurableWriteError
 from wake_router.events import Events
 from wake_router.intent_store import IntentStore
-from wake_router.lifecycle import Record
+from wake_router.lifecycle import Condition, Record, ServiceState
 from wake_router.memory import Memory, MemoryStore
 from wake_router.standing_orders import StandingOrders
 
@@ -41,12 +41,10 @@ class ServiceNotebook:
         """What the intent store holds."""
         return self._intents.read(self._service)
 
-    async def intend(self, record: Record) -> str | None:
-        """Write to the intent store; returns why it failed. Cancelling the caller doesn't break it off."""
-        return await asyncio.shield(self.intend_soon(record))
-
     def intend_soon(self, record: Record) -> asyncio.Task[str | None]:
-        """The same without waiting."""
+        """Write to the intent store; the task's result says why it failed. Shield it where it is awaited: a
+        write is never broken off.
+        """
         return self._start(self._write(self._intents.write, record))
 
     def parked_seconds(self) -> float | None:
@@ -56,6 +54,18 @@ class ServiceNotebook:
     def park_soon(self, seconds: float | None) -> None:
         """Write down that it is parked for so long from now, None: not any more. `finish` waits for it."""
         self._start(self._write(self._standing.park, seconds))
+
+    def first_state(self, now: float) -> ServiceState:
+        """What is known about the service when the router starts; `now` in monotonic seconds."""
+        parked = self.parked_seconds()
+        return ServiceState(
+            since=now,
+            last_activity=now,
+            record=self.record(),
+            pinned=self.memory.pinned,
+            conditions=frozenset() if parked is None else frozenset({Condition.MAINTENANCE}),
+            maintenance_until=now + (parked or 0.0),
+        )
 
     async def learn(self, memory: Memory) -> None:
         """Keep what has been learned; a failure to write is only told."""

@@ -60,13 +60,19 @@ class Orders:
         self._executor = executor
         self._clock = clock
 
-    async def order(self, name: str, depth: Depth, timeout_seconds: float) -> ServiceState:
-        """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service."""
+    async def order(
+        self, name: str, depth: Depth, timeout_seconds: float, operator: str | None = None
+    ) -> ServiceState:
+        """Bring a service to a depth and wait; raises OrderError, or KeyError for an unknown service.
+
+        `operator` is who orders it, by the name that they give themselves.
+        """
         if depth is Depth.OFFLOADED and self._executor.handle(name).service.allow_level_2 == "never":
             raise ForbiddenOrderError(
                 f"Service '{name}' must not be offloaded: its weights can't be trusted after a reload. "
                 "allow_level_2 in its declaration says so."
             )
+        self._executor.handle(name).asking.operator = operator
         self._executor.dispatch(name, Ordered(depth))
         try:
             await self._executor.until(name, lambda state: state.ordered is not depth, timeout_seconds)
@@ -134,7 +140,7 @@ class Orders:
             if not before.conditions & lifecycle.PARKED:
                 self._executor.dispatch(name, MaintenanceEnded())
                 await handle.notebook.finish()
-        verdict = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
+        verdict = level_2_verdict(handle.service, handle.notebook.memory)[1]
         return Proof(self._executor.state(name), word, verdict)
 
     async def _restart_process(self, name: str, before: str | None, end: float) -> None:
@@ -161,12 +167,12 @@ class Orders:
         await self._look_now(name, handle)
         await self._order_until(name, Depth.AWAKE, end)
         word = await self._prove_answers(name, handle)
-        trusted, reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)
+        trusted, reason = level_2_verdict(handle.service, handle.notebook.memory)
         earn = handle.service.allow_level_2 == "auto" and not trusted
         if earn and handle.notebook.memory.canary is not None and not handle.notebook.memory.level_2_broken:
             await self._order_until(name, Depth.OFFLOADED, end)
             await self._order_until(name, Depth.AWAKE, end)
-            reason = level_2_verdict(handle.service.allow_level_2, handle.notebook.memory)[1]
+            reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
         self._executor.dispatch(name, MaintenanceEnded())
         await handle.notebook.finish()
         return Proof(self._executor.state(name), word, reason)

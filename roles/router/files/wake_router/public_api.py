@@ -163,7 +163,9 @@ class PublicApi:
             return
         try:
             exchange.status = 101
-            await self._forwarder.answer_socket(scope, exchange.receive, exchange.send, account)
+            await self._forwarder.answer_socket(
+                scope, exchange.receive, exchange.send, account, exchange.request_id
+            )
         finally:
             if key is not None:
                 self._gate.leave(key)

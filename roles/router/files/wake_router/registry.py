@@ -53,6 +53,11 @@ class Service(BaseModel):
         default="auto",
         description="auto: once proven by a round trip on this very engine; always: trusted; never",
     )
+    may_record_canary: bool = Field(
+        default=False,
+        description="true: the evidence about its weights and devices is good enough for its answers after a "
+        "cold start to be recorded as the expected ones",
+    )
 
     def names(self) -> Iterator[str]:
         """Every name that clients may use, folded for comparison."""

@@ -147,7 +147,7 @@ class ServiceState:
     fresh: bool = False
     """Never put to sleep since its process started, as far as the router knows for sure."""
     called: bool = False
-    """A request has asked for it since it last served. Its wake goes on even if nobody waits any more."""
+    """A request has asked for it since it was last awake. Its wake goes on even if nobody waits any more."""
     waking_since: float | None = None
     """When somebody began to wait for it to serve again."""
     suspect: bool = False

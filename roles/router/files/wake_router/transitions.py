@@ -4,6 +4,7 @@ first.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -33,8 +34,10 @@ class Notebook(Protocol):
 
     memory: Memory
 
-    async def intend(self, record: Record) -> str | None:
-        """Write to the intent store; returns why it failed, None if it didn't."""
+    def intend_soon(self, record: Record) -> asyncio.Task[str | None]:
+        """Write to the intent store after all that was written before; its result says why it failed, None if
+        it didn't.
+        """
 
     async def learn(self, memory: Memory) -> None:
         """Keep what has been learned."""
@@ -81,12 +84,13 @@ async def _carry_out(task: Assignment, report: Report) -> TransitionFailed | Non
     current: Step | None = None
     try:
         for current in lifecycle.steps_of(start.transition, start.from_depth):
-            problem = await _intend(task, current)
+            if current is Step.CANARY and not _must_be_proven(task):
+                continue
+            problem = await _take(task, current, report)
             # A wake may go on unrecorded: the record says asleep, and after a crash the weights are reloaded.
             # So may a restart: the next incarnation is recognised without a record.
             if problem and start.transition in (Transition.SLEEP, Transition.OFFLOAD):
                 return TransitionFailed(start.epoch, problem, untouched=True)
-            await _do(task, current, report)
         if start.transition is Transition.RESTART:
             return None
         await _confirm(task)
@@ -96,17 +100,55 @@ async def _carry_out(task: Assignment, report: Report) -> TransitionFailed | Non
         return TransitionFailed(start.epoch, f"{current} failed: {error}", out_of_memory=True)
     except EngineError as error:
         return TransitionFailed(start.epoch, f"{current or start.transition} failed: {error}")
-    reached = lifecycle.TARGET[start.transition]
-    await task.notebook.intend(Record(incarnation=start.incarnation, depth=reached))
+    written = task.notebook.intend_soon(
+        Record(incarnation=start.incarnation, depth=lifecycle.TARGET[start.transition])
+    )
+    if start.transition is not Transition.WAKE:
+        await asyncio.shield(written)
+    # A woken engine serves before the disk says so. After a crash in between, an open step is found there: of
+    # a wake from level 1, in which case the engine's own word is enough (it has been proven, and nothing can
+    # have begun since, because what is written later is later on the disk), or any other, after which the
+    # weights are reloaded.
     return None
 
 
-async def _intend(task: Assignment, step: Step) -> str | None:
+async def _take(task: Assignment, step: Step, report: Report) -> str | None:
+    """Make one step; returns why its intent can't be written, in which case a descent has not been made."""
     if step in _HARMLESS:
+        await _do(task, step, report)
         return None
     start = task.start
-    record = Record(incarnation=start.incarnation, depth=start.from_depth, open_step=step)
-    return await task.notebook.intend(record)
+    written = asyncio.shield(task.notebook.intend_soon(_intent(start, step)))
+    if _discards_nothing(start):
+        try:
+            await _do(task, step, report)
+        finally:
+            # Nothing comes of the canary's answer before the disk says that it has been asked.
+            if step is Step.CANARY:
+                await written
+        return None
+    problem = await written
+    if problem is None or start.transition in (Transition.WAKE, Transition.RESTART):
+        await _do(task, step, report)
+    return problem
+
+
+def _discards_nothing(start: StartTransition) -> bool:
+    """Whether the steps of a transition needn't wait for the disk, which may take longer than all the rest of
+    the router's work.
+
+    A wake from level 1 discards nothing: if the router dies before its intent is on the disk, the record
+    still says `sleeping`, and an engine that is awake against its record gets its weights reloaded (or its
+    canary asked, where they may not be). That doesn't hold for one that isn't proven: its record may be older
+    than the doubt.
+    """
+    return start.transition is Transition.WAKE and start.from_depth is Depth.SLEEPING and not start.unproven
+
+
+def _intent(start: StartTransition, step: Step) -> Record:
+    return Record(
+        incarnation=start.incarnation, depth=start.from_depth, open_step=step, proven=not start.unproven
+    )
 
 
 async def _do(task: Assignment, step: Step, report: Report) -> None:
@@ -138,6 +180,10 @@ async def record_canary(engine: Engine, service: Service, notebook: Notebook) ->
     """Record what a fresh engine answers, if it answers twice the same and sensibly; raises EngineError."""
     attempts = notebook.memory.canary_attempts
     if notebook.memory.canary is not None or attempts >= CANARY_ATTEMPTS:
+        return
+    if not service.may_record_canary:
+        # What damaged weights say would be what is expected from then on.
+        notebook.note("no canary: the evidence about its weights does not vouch for what it would record")
         return
     # Written down first: an engine that dies of it is asked for less the next time, and then no more.
     await notebook.learn(replace(notebook.memory, canary_attempts=attempts + 1))
@@ -175,11 +221,15 @@ async def _record_image_canary(engine: Engine, service: Service, notebook: Noteb
     notebook.note("canary with a picture recorded")
 
 
+def _must_be_proven(task: Assignment) -> bool:
+    """A wake from level 1, which keeps the weights, is only compared with a canary that is recorded."""
+    start, recorded = task.start, task.notebook.memory.canary is not None
+    return recorded or start.unproven or start.from_depth is not Depth.SLEEPING
+
+
 async def _prove(task: Assignment) -> None:
     """Let the canary judge a woken engine; raises EngineError when it must not serve."""
     expected, start = task.notebook.memory.canary, task.start
-    if expected is None and start.from_depth is Depth.SLEEPING and not start.unproven:
-        return
     if expected is None and start.unproven and not start.fresh and task.launcher_token is not None:
         raise EngineError("no canary is recorded for it, so nothing but a new process proves it.")
     if expected is None and start.repairing and len(task.service.devices) > 1:

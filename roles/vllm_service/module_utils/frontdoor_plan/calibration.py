@@ -25,7 +25,8 @@ class Calibration:
 
     `asleep_bytes_per_device` is what stays on each GPU at level 1 (the residue); `host_bytes_asleep` what the
     engine's processes hold of the host's memory then; `awake_bytes_per_device` what they hold of each GPU
-    awake. On CPU devices the first and the last are 0. `measured_at` is ISO 8601 in UTC.
+    awake. On CPU devices the first and the last are 0, and `host_bytes_asleep` is what the processes come to
+    hold at any depth, since they all are in the host's memory. `measured_at` is ISO 8601 in UTC.
     """
 
     service: str

@@ -26,6 +26,7 @@ from .values import WrongValueError, shown
 T = TypeVar("T")
 
 PREFIXES = (
+    "calibration_",
     "container_engine_",
     "engine_image_",
     "model_files_",

@@ -269,7 +269,8 @@ class Placement:
     """A service on the devices it really gets, with the idle times that hold for it (minutes).
 
     `path` is what its devices may use between each other; `boot_id` is the boot whose evidence allowed the
-    peer path (None on the staged path, which needs nobody's word).
+    peer path (None on the staged path, which needs nobody's word). `vouched_for`: whether somebody has read
+    all of its weights and found them sound, so that its answers may be the measure of later ones.
     """
 
     service: Service
@@ -279,6 +280,7 @@ class Placement:
     memory: Memory
     path: GpuPath = "staged"
     boot_id: str | None = None
+    vouched_for: bool = False
 
     @property
     def parts(self) -> int:

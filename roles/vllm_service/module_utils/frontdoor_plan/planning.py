@@ -126,6 +126,7 @@ def _placement(
         memory=memory.service_memory(service, found, desired, discovered, evidence),
         path=path.path,
         boot_id=path.boot_id,
+        vouched_for=weights.vouched_for(service, evidence.weights),
     )
 
 

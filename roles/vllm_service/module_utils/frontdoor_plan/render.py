@@ -359,6 +359,7 @@ def _registered(plan: Plan, placement: Placement, definition: Mapping[str, Any])
         "idle_offload_seconds": placement.idle_offload_minutes * 60,
         "pin": service.pin,
         "allow_level_2": service.allow_level_2,
+        "may_record_canary": placement.vouched_for,
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ..model import Desired, Discovered, Refusal, Service, WeightEvidence
 
 _COMMAND = "ansible-playbook -i INVENTORY site.yml"
+_VALUES_READ = frozenset({"verified", "values_only"})
 
 
 def check_folders(desired: Desired, discovered: Discovered) -> list[Refusal]:
@@ -26,6 +27,15 @@ def check(desired: Desired, discovered: Discovered, evidence: Mapping[str, Weigh
         for service in desired.services
         for refusal in _of_service(service, desired, discovered, evidence)
     ]
+
+
+def vouched_for(service: Service, evidence: Mapping[str, WeightEvidence]) -> bool:
+    """Whether the values of its weights are known to be sound, which is more than a policy may ask for.
+
+    What the plan demands of its devices in any case (integrity, the control arm) isn't asked again here.
+    """
+    found = evidence.get(service.path)
+    return found is not None and not found.outdated and found.verdict in _VALUES_READ
 
 
 def _of_service(
