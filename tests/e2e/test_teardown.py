@@ -1,4 +1,4 @@
-"""`./box rehearse --down` stops what runs and keeps what was learnt. The last of these tests, by its name."""
+"""`./box rehearse --down` stops what runs and keeps what was learnt. The last of these tests."""
 
 from __future__ import annotations
 
