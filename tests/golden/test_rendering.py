@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from frontdoor_plan import plan_table, render
 from plan_support import BOX_OF_GROUP, LAUNCHER, box, planned, variables
+from wake_router.memory_plan import parse_memory_plan
 from wake_router.registry import parse_registry
 from wake_router.settings import read_settings
 
@@ -60,6 +61,11 @@ def test_the_router_understands_what_is_rendered_for_it(group: str) -> None:
     assert [service.devices for service in registry.services] == [
         tuple(device.key for device in placement.devices) for placement in plan.placements
     ]
+    figures = parse_memory_plan(files["registry/device-memory.json"])
+    assert [device.device for device in figures.devices] == [device.key for device in plan.devices]
+    assert {(share.service, share.device) for share in figures.shares} == {
+        (placement.service.name, device.key) for placement in plan.placements for device in placement.devices
+    }
     lines = files["router/router.env"].decode().splitlines()
     settings = read_settings(dict(line.split("=", 1) for line in lines))
     assert settings.public_address.port == plan.instance.public_port
