@@ -16,6 +16,7 @@ from wake_router.memory_plan import MemoryPlan, PlannedShare
 
 MEASUREMENT_SCHEMA_VERSION: Final = 1
 LARGEST_BYTES: Final = 2**60
+LONGEST_SECONDS: Final = 1e6
 LEAST_GAP_SECONDS: Final = 3.0
 """Between two measurements of one engine; a launcher gives an answer again for 2 s."""
 STALE_INTERVALS: Final = 4
@@ -78,7 +79,7 @@ def parse_measurement(document: Any, now: float) -> Measurement:
             raise MeasurementError("it has another schema version")
         resident = document["resident_bytes"]
         return Measurement(
-            at=now - max(0.0, float(document["age_seconds"])),
+            at=now - _seconds(document["age_seconds"]),
             resident=None if resident is None else _size(resident),
             gpus={
                 str(gpu)[:100]: Used(_size(each["used_bytes"]), _size(each["total_bytes"]))
@@ -90,6 +91,12 @@ def parse_measurement(document: Any, now: float) -> Measurement:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MeasurementError(f"it has another form ({type(error).__name__}: {error})") from None
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
+        raise MeasurementError(f"{value!r} is no age in seconds")
+    return float(value)
 
 
 def _size(value: Any) -> int:
