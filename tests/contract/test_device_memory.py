@@ -127,7 +127,7 @@ def test_services_on_one_device_are_added_up(engines: Engines, routers: Routers)
     assert [each["resident_bytes"] for each in found["shares"]] == [AWAKE, AWAKE]
     embed.kill()
     router.wait_for("embed", "stopped")
-    comes_to(router, "cpu:left", planned_bytes=9 * GB)
+    comes_to(router, "cpu:left", planned_bytes=9 * GB, used_bytes=AWAKE, over_plan=False)
 
 
 def test_what_can_not_be_measured_is_unknown_and_says_why(engines: Engines, routers: Routers) -> None:

@@ -243,6 +243,10 @@ def test_one_engine_that_is_not_measured_leaves_the_sum_open() -> None:
     stopped = Member("ocr", (CPU,), Depth.STOPPED, NOW - 100, None, "Nobody answers.")
     found = seen(figures, on_cpu("text", 20), stopped)
     assert (found.used_bytes, found.planned_bytes) == (20 * GIB, 30 * GIB)
+    ended = Member("ocr", (CPU,), Depth.STOPPED, NOW - 2, Measurement(NOW - 5, 7 * GIB))
+    assert seen(figures, on_cpu("text", 20), ended).used_bytes == 20 * GIB, "what it held before it ended"
+    lingers = Member("ocr", (CPU,), Depth.STOPPED, NOW - 5, Measurement(NOW - 2, 7 * GIB))
+    assert seen(figures, on_cpu("text", 20), lingers).used_bytes == 27 * GIB, "it answers nobody and is there"
 
 
 def test_an_engine_on_two_cpu_devices_is_on_each_with_its_part() -> None:

@@ -221,15 +221,18 @@ def _on_gpu(device: str, fresh: Iterable[Measurement]) -> _Use:
 
 
 def _on_cpu(here: Sequence[Member], fresh: Mapping[str, Measurement]) -> _Use:
-    """The sum over all engines: unknown as long as one of them is there and wasn't measured."""
+    """The sum over all engines: unknown as long as one of them is there and wasn't measured. What has ended
+    holds nothing.
+    """
     used, moments = 0, []
     for member in here:
         measured = fresh.get(member.service)
-        if measured is not None and measured.resident is not None:
-            used += _part(measured.resident, member)
-            moments.append(measured.at)
-        elif member.depth is not Depth.STOPPED:
+        if member.depth is Depth.STOPPED and (measured is None or measured.at < member.since):
+            continue
+        if measured is None or measured.resident is None:
             return _Use()
+        used += _part(measured.resident, member)
+        moments.append(measured.at)
     return _Use(used, min(moments)) if moments else _Use()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +57,7 @@ class MemoryWatch:
     def start(self) -> None:
         """Begin to measure."""
         self._ticker = asyncio.create_task(self._tick_for_ever())
+        self._ticker.add_done_callback(lambda done: self._report_crash(None, done))
 
     def stop(self) -> None:
         """Measure no more."""
@@ -111,7 +111,7 @@ class MemoryWatch:
         handle = self._executor.handle(name)
         if handle.service.launcher_url is not None:
             task = self._asking[name] = asyncio.create_task(self._measure(name, handle.engine))
-            task.add_done_callback(self._when_asked(name))
+            task.add_done_callback(lambda done: self._report_crash(name, done))
 
     async def _measure(self, name: str, engine: Engine) -> None:
         try:
@@ -122,11 +122,10 @@ class MemoryWatch:
             self._failures[name] = f"The launcher's measurement can't be used: {error}."
         except EngineError as error:
             self._failures[name] = str(error)
-
-    def _when_asked(self, name: str) -> Callable[[asyncio.Task[None]], None]:
-        def take_note(done: asyncio.Task[None]) -> None:
+        finally:
             self._asking.pop(name, None)
-            if not done.cancelled() and (error := done.exception()) is not None:
-                self._events.emit("internal_error", service=name, error=repr(error))
 
-        return take_note
+    def _report_crash(self, name: str | None, done: asyncio.Task[None]) -> None:
+        """A mistake in this program is told."""
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._events.emit("internal_error", service=name, error=repr(error))
