@@ -20,6 +20,7 @@ RUN_ELSEWHERE = {
     "vllmctl events -f": "test_vllmctl.py",
     "vllmctl logs router": "tests/e2e/test_operating.py",
     "vllmctl logs text": "tests/e2e/test_operating.py",
+    "vllmctl pull OWNER/NAME": "tests/docker/hub/test_pull.py and test_pull.py",
     "vllmctl top": "test_vllmctl.py",
 }
 OTHERS_RUN = ("./box ", "ansible-playbook ")
