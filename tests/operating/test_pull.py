@@ -147,6 +147,24 @@ def test_another_name_and_a_commit_are_taken(operator: Operator) -> None:
     assert (operator.models / "other/config.json").is_file()
 
 
+def test_a_person_who_watches_sees_how_far_it_is_and_json_stays_json(operator: Operator) -> None:
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(
+            [operator.program, "pull", NAME, "--json"],
+            env=operator.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs,
+            timeout=300, check=True,
+        )  # fmt: skip
+        shown = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert json.loads(done.stdout)["action"] == "pull"
+    for words in ("looking at what is there", "asking the hub", "checking the weights"):
+        assert f"\r\x1b[2K{words}" in shown
+    assert shown.endswith("\r\x1b[2K"), "the line is left empty"
+
+
 def test_the_token_comes_from_the_environment_and_is_in_no_process(operator: Operator) -> None:
     operator.hub.repositories[NAME] = Repository(dict(FILES), token=TOKEN, gated=True)
     assert "is gated: ask for access there, then give your token as HF_TOKEN" in operator.fail(NAME)
