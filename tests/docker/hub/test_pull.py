@@ -97,7 +97,8 @@ class Pulling:
 
     def start_vllmctl(self, token: str = TOKEN) -> subprocess.Popen[str]:
         """Pull as an operator does, on the box, without this repository."""
-        environment = {"PATH": os.environ["PATH"], "HF_TOKEN": token, "DOCKER_HOST": HOST, "HOME": "/"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {"PATH": path, "HF_TOKEN": token, "DOCKER_HOST": HOST, "HOME": "/"}
         return subprocess.Popen(
             [self.vllmctl, "--instance", INSTANCE, "pull", NAME, "--json"],
             cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -211,7 +212,6 @@ def test_the_operator_pulls_on_the_box_and_the_playbook_finds_the_same(pulling: 
     assert (refused.returncode, out) == (1, "") and "is gated: ask for access there" in said
 
     repository = pulling.hub.repositories[NAME]
-    repository.damaged[SECOND] = 1
     repository.hang_after_bytes[SECOND] = 100_000
     with pulling.start_vllmctl() as running:
         deadline = time.monotonic() + 300
@@ -220,6 +220,7 @@ def test_the_operator_pulls_on_the_box_and_the_playbook_finds_the_same(pulling: 
             time.sleep(0.2)
         assert TOKEN not in process_list()
         assert TOKEN not in docker("inspect", "vllm-frontdoor-pulling-Small-Model")
+        repository.damaged[SECOND] = 1
         repository.hang_after_bytes.clear()
         pulling.hub.released.set()
         out, said = running.communicate(timeout=300)
