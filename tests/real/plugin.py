@@ -27,7 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass(eq=False)
 class Counted:
-    """How many tests of the common part were to run, and how many passed. A plugin is itself, whatever it holds."""
+    """How many tests of the common part were to run, and how many passed.
+
+    Compared by identity: pytest keeps plugins in sets.
+    """
 
     collected: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
