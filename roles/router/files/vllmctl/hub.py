@@ -93,25 +93,7 @@ def _fetch(settings: Settings, order: Order, show: Show) -> Json:
     show("looking at what is there")
     places = Places(Path(settings.models_root), order.name)
     decision = look(places.root, wanted, rehash=False, check_mode=False)
-    kept: list[str] = []
-    done = None
-    if decision.action != "nothing":
-        job = {
-            "repository": order.repository,
-            "revision": decision.revision,
-            "endpoint": settings.endpoint,
-            "only": list(decision.only),
-            "ignore": settings.ignore,
-            "xet": settings.xet,
-            "stall_seconds": settings.stall_seconds,
-        }
-        outcome = _download(settings, order, job, show)
-        weights = None
-        if decision.action == "pull":
-            show("checking the weights")
-            weights = _verdict(settings, places, staged=str(places.arriving))
-        asked = {"root": settings.models_root, "name": order.name, **job, "outcome": outcome}
-        kept, done = place({**asked, "weights": weights})
+    kept, done = ([], None) if decision.action == "nothing" else _bring(settings, order, decision, show)
     show("checking the weights in their place")
     verdict = _verdict(settings, places)
     if verdict["verdict"] == "failed":
@@ -124,10 +106,31 @@ def _fetch(settings: Settings, order: Order, show: Show) -> Json:
         "commit": record.commit if record else None,
         "action": decision.action,
         "done": done,
-        "kept_aside": [*kept],
-        "verdict": verdict["verdict"],
-        "evidence": verdict["evidence"],
+        "kept_aside": kept,
+        **verdict,
     }
+
+
+def _bring(settings: Settings, order: Order, decision: Any, show: Show) -> tuple[list[str], str]:
+    """Download what is missing and put it in place; where damaged files are kept, and what was done."""
+    job = {
+        "repository": order.repository,
+        "revision": decision.revision,
+        "endpoint": settings.endpoint,
+        "only": list(decision.only),
+        "ignore": settings.ignore,
+        "xet": settings.xet,
+        "stall_seconds": settings.stall_seconds,
+    }
+    outcome = _download(settings, order, job, show)
+    weights = None
+    if decision.action == "pull":
+        show("checking the weights")
+        places = Places(Path(settings.models_root), order.name)
+        weights = _verdict(settings, places, staged=str(places.arriving))
+    asked = {"root": settings.models_root, "name": order.name, "outcome": outcome, "weights": weights}
+    kept, done = place({**job, **asked})
+    return kept, done
 
 
 def _download(settings: Settings, order: Order, job: Json, show: Show) -> Json:
@@ -191,11 +194,8 @@ def check_rights(settings: Settings, name: str) -> None:
     if why:
         raise CommandError(why)
     root = Path(settings.models_root)
-    for folder in (
-        root,
-        *(root / each for each in (".pulled", ".verified", ".pulling", ".bad")),
-        root / name,
-    ):
+    written = (".", ".pulled", ".verified", ".bad", ".pulling", f".pulling/{name}", name)
+    for folder in (root / each for each in written):
         if not writable(folder):
             raise CommandError(f"You may not write into {folder}: {SUDO}.")
     if docker.image(settings.image) is None:
