@@ -206,6 +206,26 @@ def test_a_request_waits_for_an_engine_that_boots(engines: Engines, routers: Rou
     assert transitions_seen(engine) == []
 
 
+def test_an_engine_that_starts_between_two_looks_is_new(engines: Engines, routers: Routers) -> None:
+    """The router looks once in an hour, and once more for the order to prove it: nobody saw it boot."""
+    router = routers(ROUTER_OBSERVE_INTERVAL="3600")
+    engine = Engine()
+    router.register(engine.registry_entry())
+    router.start()
+    engine = engines(port=engine.port, launcher_port=engine.launcher_port)
+    assert router.order("services/text/prove").json()["canary"] == "recorded"
+    assert transitions_seen(engine) == []
+
+
+def test_an_engine_that_is_older_than_the_router_is_not_new(engines: Engines, routers: Routers) -> None:
+    router = routers()
+    router.register(engines().registry_entry(allow_level_2="never"))
+    router.start()
+    router.wait_for("text", "awake")
+    proof = router.order("services/text/prove")
+    assert "isn't fresh" in proof.json().get("canary", proof.text)
+
+
 def test_a_failed_wake_is_quarantined_and_repaired(engines: Engines, routers: Routers) -> None:
     engine, router = behind_a_router(engines, routers, "offload")
     engine.fault(fail={"reload_weights": 500})

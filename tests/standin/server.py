@@ -140,6 +140,7 @@ class StandIn:
                 "schema_version": 1,
                 "service": "stand-in",
                 "incarnation": self.incarnation,
+                "age_seconds": time.time() - self.started,
                 "phase": self.phase,
                 "since_seconds": time.time() - self.started,
                 "devices": list(self.brain.memory),

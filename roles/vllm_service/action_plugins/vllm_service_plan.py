@@ -168,6 +168,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "msg": f"Going back to {releases.description(target)}.",
             "model_folders": _model_folders(self._wish_of(target, now)),
             "image": target.content.images["engine"]["id"],
+            "image_reference": target.content.images["engine"]["reference"],
         }
 
     def _roll_back(self, task_vars: dict[str, Any]) -> dict[str, Any]:

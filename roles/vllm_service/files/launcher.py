@@ -389,12 +389,26 @@ def _watch_ending(state: State, now: float) -> tuple[State, list[Effect]]:
     return killed, [EndChild(signal.SIGKILL)]
 
 
-def report(state: State, service: str, incarnation: str, now: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Incarnation:
+    """One process of the engine, and when it became the present one: at the latest when it was started."""
+
+    name: str
+    began: float
+
+
+def next_incarnation() -> Incarnation:
+    """One that nobody has given orders to yet."""
+    return Incarnation(secrets.token_hex(16), time.monotonic())
+
+
+def report(state: State, service: str, incarnation: Incarnation, now: float) -> dict[str, Any]:
     """The document that the launcher serves: its state in words and numbers (seconds)."""
     return {
         "schema_version": STATE_SCHEMA_VERSION,
         "service": service,
-        "incarnation": incarnation,
+        "incarnation": incarnation.name,
+        "age_seconds": round(max(0.0, now - incarnation.began), 3),
         "phase": state.phase,
         "since_seconds": round(max(0.0, now - state.since), 3),
         "devices": list(state.devices),
@@ -893,7 +907,7 @@ class Launcher:
         self._command: list[str] = options.command
         self._service: str = options.service
         self._health_url: str = options.health
-        self._incarnation = secrets.token_hex(16)
+        self._incarnation = next_incarnation()
         self._state = initial(options.device, time.monotonic())
         self._locks = DeviceLocks(options.locks, self._state.devices)
         self._promises = Promises(
@@ -930,8 +944,8 @@ class Launcher:
         """
         self._check_token(authorization)
         state, wanted = self._state, incarnation()
-        if wanted != self._incarnation:
-            raise RefusedOrderError(409, f"the incarnation is another one already: {self._incarnation}")
+        if wanted != self._incarnation.name:
+            raise RefusedOrderError(409, f"the incarnation is another one already: {self._incarnation.name}")
         self._log("a restart is ordered")
         self._inbox.put(RestartOrdered(state.child))
         end = time.monotonic() + ORDER_TAKEN_SECONDS
@@ -956,7 +970,7 @@ class Launcher:
         become_reaper()
         self._inbox.listen_to_signals()
         threading.Thread(target=self._server.serve_forever, name="state", daemon=True).start()
-        self._log(f"state on port {self._server.server_address[1]}, incarnation {self._incarnation}")
+        self._log(f"state on port {self._server.server_address[1]}, incarnation {self._incarnation.name}")
         self._check_promises()
         while self._exit_code is None:
             self._turn()
@@ -1027,7 +1041,7 @@ class Launcher:
             self._handle(DeviceLocked(device))
 
     def _start_child(self) -> None:
-        command, environment = self._command, {**os.environ, "FRONTDOOR_INCARNATION": self._incarnation}
+        command, environment = self._command, {**os.environ, "FRONTDOOR_INCARNATION": self._incarnation.name}
         if self._promises.imposes_staged_path():
             self._log("the peer path was proven in another boot: the staged path is imposed")
             command, environment = staged(command, environment)
@@ -1047,7 +1061,7 @@ class Launcher:
         except OSError as error:
             sentence = f"command cannot be executed: {program}: {error.strerror}"
             raise LauncherError(sentence, EXIT_NOT_EXECUTABLE) from error
-        self._log(f"started {program} as process {self._child_pid}, incarnation {self._incarnation}")
+        self._log(f"started {program} as process {self._child_pid}, incarnation {self._incarnation.name}")
         if not self._health.is_alive():
             self._health.start()
         self._health.hurry()
@@ -1061,7 +1075,7 @@ class Launcher:
             self._log(f"SIGKILL: sent to process {pid}, which the engine left running")
         self._child_pid = None
         self._told_waiting_for = None
-        self._incarnation = secrets.token_hex(16)
+        self._incarnation = next_incarnation()
 
     def _forward(self, number: int) -> None:
         if self._child_pid is None:

@@ -67,6 +67,8 @@ class World:
 
     presence: Presence = Presence.ABSENT
     born: int = 0
+    born_in: int = 0
+    """The router's life in which its present process was born."""
     asleep: bool = False
     weights_good: bool = True
     record: Record | None = None
@@ -105,6 +107,8 @@ class Box:
     worlds: dict[str, World] = field(default_factory=lambda: {name: World() for name in NAMES})
     fleet: Fleet = field(default_factory=Fleet)
     now: float = 1000.0
+    life: int = 1
+    """How often the router has been started."""
     refused: bool = False
     """Whether a launcher has ever refused to restart its engine."""
 
@@ -305,6 +309,7 @@ class FrontDoor(RuleBasedStateMachine):
         if world.presence is not Presence.BOOTING:
             world.presence = Presence.BOOTING
             world.born += 1
+            world.born_in = self.box.life
             world.asleep, world.weights_good = False, True
 
     @rule(name=services)
@@ -329,7 +334,8 @@ class FrontDoor(RuleBasedStateMachine):
     def look(self, name: str) -> None:
         world, epoch = self.box.worlds[name], self.state(name).epoch
         if world.presence is Presence.UP:
-            self.send(name, Observed(epoch, Presence.UP, world.incarnation, world.asleep))
+            born_here = world.born_in == self.box.life
+            self.send(name, Observed(epoch, Presence.UP, world.incarnation, world.asleep, born_here))
         else:
             self.send(name, Observed(epoch, world.presence))
 
@@ -510,6 +516,7 @@ class FrontDoor(RuleBasedStateMachine):
             world.late.clear()
             if name in lost:
                 world.record = None
+        self.box.life += 1
         self._start_router()
 
     # ---- what must always hold

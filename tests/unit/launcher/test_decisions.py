@@ -26,6 +26,7 @@ def load() -> Any:
 
 launcher = load()
 TERM = launcher.SignalReceived(signal.SIGTERM)
+ONE = launcher.Incarnation("ab", 0.5)
 
 
 def after(*events: Any, devices: list[str] | None = None) -> tuple[Any, list[list[Any]]]:
@@ -77,7 +78,8 @@ def test_one_late_answer_is_not_unhealthy_and_three_are() -> None:
 def test_since_is_the_moment_the_phase_began() -> None:
     well = launcher.HealthAnswered(True)
     state, _ = after(well, well, well)
-    assert launcher.report(state, "text", "ab", 9.0)["since_seconds"] == 8.0
+    assert launcher.report(state, "text", ONE, 9.0)["since_seconds"] == 8.0
+    assert launcher.report(state, "text", ONE, 9.0)["age_seconds"] == 8.5
 
 
 def test_a_stop_while_waiting_ends_at_once() -> None:
@@ -107,7 +109,7 @@ def test_a_healthy_answer_does_not_undo_stopping() -> None:
 def test_it_ends_with_the_childs_code_when_nobody_is_left() -> None:
     state, told = after(launcher.ChildExited(3), launcher.Tick(False))
     assert told[1:] == [[launcher.SignalGroup(signal.SIGTERM)], [launcher.Exit(3)]]
-    assert launcher.report(state, "text", "ab", 2.0)["child_exit"] == 3
+    assert launcher.report(state, "text", ONE, 2.0)["child_exit"] == 3
 
 
 def test_what_the_child_left_is_killed_after_a_grace_and_then_given_up() -> None:

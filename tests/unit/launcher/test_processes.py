@@ -47,8 +47,10 @@ def test_state_document_from_start_to_end(start: Start) -> None:
     one.wait_for_phase("healthy")
     state = one.state()
     assert re.fullmatch(r"[0-9a-f]{32}", state["incarnation"])
-    assert state["since_seconds"] >= 0
-    assert {key: state[key] for key in state if key not in ("incarnation", "since_seconds")} == {
+    assert 0 <= state["since_seconds"] <= state["age_seconds"]
+    assert {
+        key: state[key] for key in state if key not in ("incarnation", "since_seconds", "age_seconds")
+    } == {
         "schema_version": 1,
         "service": "text",
         "phase": "healthy",

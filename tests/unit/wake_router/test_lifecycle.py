@@ -189,6 +189,18 @@ def test_a_service_that_is_not_proven_serves_nobody_before_its_canary() -> None:
     assert state.serving and lifecycle.ReleaseHeld() in effects
 
 
+def test_a_process_that_began_in_this_life_is_new_although_nobody_saw_it_boot() -> None:
+    look = Observed(0, Presence.UP, "one", False, born_here=True)
+    state, _ = lifecycle.step(ServiceState(), POLICY, look, 1.0)
+    assert (state.depth, state.serving, state.fresh) == (Depth.AWAKE, True, True)
+    slept = replace(look, asleep=True)
+    state, _ = lifecycle.step(ServiceState(), POLICY, slept, 1.0)
+    assert (state.depth, state.fresh) == (Depth.OFFLOADED, False)
+    left = ServiceState(record=Record(incarnation="one", depth=Depth.OFFLOADED))
+    state, _ = lifecycle.step(left, POLICY, look, 1.0)
+    assert not state.fresh, "what is on record about this very process counts"
+
+
 def test_a_quarantined_engine_gets_a_new_process_where_its_launcher_takes_orders() -> None:
     quarantined = ServiceState(
         depth=Depth.OFFLOADED, incarnation="one", conditions=frozenset({Condition.QUARANTINED})

@@ -240,6 +240,7 @@ def test_pinning(router: Router) -> None:
 
 
 def test_metrics(router: Router) -> None:
+    assert router.chat("text").status_code == 200
     text = HTTP.get(f"{router.admin}/metrics").text
     assert 'frontdoor_depth{depth="awake",service="text"} 1.0' in text
     assert re.search(r'frontdoor_requests_total{key="",service="text",status="200"} [1-9]', text)

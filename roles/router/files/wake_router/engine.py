@@ -16,6 +16,7 @@ from typing import Any, Final
 import aiohttp
 
 from wake_router import canary
+from wake_router.clock import Clock
 from wake_router.lifecycle import Presence, Step
 
 QUICK_SECONDS: Final = 5.0
@@ -75,11 +76,21 @@ class CanaryUnavailableError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at an engine showed. `incarnation` and `asleep` are None where they couldn't be seen."""
+    """What a look at an engine showed. `incarnation` and `asleep` are None where they couldn't be seen.
+
+    `born_here`: this incarnation began after this router began to watch it.
+    """
 
     presence: Presence
     incarnation: str | None = None
     asleep: bool | None = None
+    born_here: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Incarnation:
+    name: str
+    age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,32 +108,41 @@ class Engine:
     """One vLLM server."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, base_url: str, launcher_url: str | None, timeouts: Timeouts
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str,
+        launcher_url: str | None,
+        timeouts: Timeouts,
+        clock: Clock,
     ) -> None:
         self._session = session
         self._base_url = base_url
         self._launcher_url = launcher_url
         self._timeouts = timeouts
+        self._clock = clock
+        self._watched_since = clock.monotonic()
 
     async def look(self) -> Look | None:
         """See whether the engine is there, which incarnation it is and whether it sleeps; None: can't tell
         now.
         """
+        watched = self._clock.monotonic() - self._watched_since
         try:
-            incarnation = await self._launchers_word()
-            if isinstance(incarnation, Presence):
-                return Look(incarnation)
+            word = await self._launchers_word()
+            if isinstance(word, Presence):
+                return Look(word)
             status, _ = await self._call("GET", f"{self._base_url}/health", QUICK_SECONDS)
             if status != 200:
                 return Look(Presence.ABSENT)
-            incarnation = incarnation or await self._start_time()
-            return Look(Presence.UP, incarnation, await self._asleep_or_slow())
+            engine = word or _Incarnation(await self._start_time())
+            born_here = engine.age_seconds is not None and engine.age_seconds < watched
+            return Look(Presence.UP, engine.name, await self._asleep_or_slow(), born_here)
         except EngineUnreachableError:
             return Look(Presence.ABSENT)
         except EngineError:
             return None
 
-    async def _launchers_word(self) -> str | Presence | None:
+    async def _launchers_word(self) -> _Incarnation | Presence | None:
         """The incarnation that the launcher names, or that the engine isn't up; None without a launcher."""
         if self._launcher_url is None:
             return None
@@ -135,7 +155,8 @@ class Engine:
         incarnation = state.get("incarnation")
         if not isinstance(incarnation, str) or not incarnation:
             raise EngineError(f"The launcher at {self._launcher_url} names no incarnation.")
-        return incarnation
+        age = state.get("age_seconds")  # launchers of older releases don't tell it
+        return _Incarnation(incarnation, float(age) if isinstance(age, int | float) else None)
 
     async def _start_time(self) -> str:
         status, body = await self._call("GET", f"{self._base_url}/metrics", QUICK_SECONDS)

@@ -194,7 +194,7 @@ class Executor:
 
     def _engine(self, service: Service) -> Engine:
         timeouts = from_settings.timeouts(self._settings)
-        return Engine(self._session, service.base_url, service.launcher_url, timeouts)
+        return Engine(self._session, service.base_url, service.launcher_url, timeouts, self._clock)
 
     def _forget(self, name: str) -> None:
         handle = self._handles.pop(name)

@@ -25,6 +25,11 @@ class Intervals:
     canary: float = 21600.0
 
 
+def sighting(epoch: int, look: Look) -> Observed:
+    """The event of a look; `epoch` is the service's when the look began."""
+    return Observed(epoch, look.presence, look.incarnation, look.asleep, look.born_here)
+
+
 class Guardian:
     """The task that watches one engine."""
 
@@ -61,7 +66,7 @@ class Guardian:
         state = self._state()
         look = await self._engine.look()
         if look is not None:
-            self._dispatch(Observed(state.epoch, look.presence, look.incarnation, look.asleep))
+            self._dispatch(sighting(state.epoch, look))
         self._check_wedged(state, look)
 
     def _check_wedged(self, state: ServiceState, look: Look | None) -> None:

@@ -73,12 +73,16 @@ class TransitionFailed:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a look at the engine showed. `epoch` is the service's when the look began."""
+    """What a look at the engine showed. `epoch` is the service's when the look began.
+
+    `born_here`: this incarnation began in this life of the router, so no other has given it orders.
+    """
 
     epoch: int
     presence: Presence
     incarnation: str | None = None
     asleep: bool | None = None
+    born_here: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from wake_router import lifecycle, transitions
 from wake_router.clock import Clock
 from wake_router.engine import EngineError
 from wake_router.executor import Executor, Handle
+from wake_router.guardian import sighting
 from wake_router.lifecycle import (
     Depth,
     Distrusted,
     DrainOrdered,
     MaintenanceEnded,
     MaintenanceOrdered,
-    Observed,
     Ordered,
     OrderWithdrawn,
     PinChanged,
@@ -181,7 +181,7 @@ class Orders:
         epoch = self._executor.state(name).epoch
         look = await handle.engine.look()
         if look is not None:
-            self._executor.dispatch(name, Observed(epoch, look.presence, look.incarnation, look.asleep))
+            self._executor.dispatch(name, sighting(epoch, look))
 
     async def _order_until(self, name: str, depth: Depth, end: float) -> None:
         await self.order(name, depth, max(0.1, end - self._clock.monotonic()))

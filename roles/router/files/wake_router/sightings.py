@@ -105,7 +105,8 @@ def _appeared(state: ServiceState, policy: Policy, event: Observed, now: float) 
     if state.queued is not None:
         effects += (CancelTurn(),)
     record = _remembered(state)
-    is_new = record.incarnation != event.incarnation if record else state.seen_booting
+    # One that starts within a second is never seen booting, and is new all the same.
+    is_new = record.incarnation != event.incarnation if record else state.seen_booting or event.born_here
     belief = believed_depth(record, event.incarnation, bool(event.asleep), is_new, policy.reload_trusted)
     depth = belief.depth
     distrusted = state.suspect or repairing(state) or (record is not None and not record.proven)
