@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.standin.processes import HTTP, ROOT, Router, free_port, wait_until
+from tests.standin.ports import free_port
+from tests.standin.processes import HTTP, ROOT, Router, wait_until
 
 NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 4096; }}

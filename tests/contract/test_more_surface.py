@@ -21,7 +21,8 @@ import openai
 import pytest
 
 from tests.contract.keys import keys_file
-from tests.standin.processes import HTTP, Engine, Router, free_port, wait_until
+from tests.standin.ports import free_port
+from tests.standin.processes import HTTP, Engine, Router, wait_until
 
 pytestmark = pytest.mark.stand_in_only("keys, certificates, pages of browsers, listeners, bodies that wait")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +18,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from frontdoor_plan import render
-from plan_support import LAUNCHER, ROLES, box, planned, variables
+from frontdoor_plan import check_router_answer, render
+from frontdoor_plan.deployment import router_question
+from plan_support import LAUNCHER, ROLES, box, declared, planned, variables
 
 from tests.standin.processes import HTTP, Engine, Router
 
@@ -142,3 +145,29 @@ def test_pages_of_the_allowed_origin_and_of_no_other(front: Front) -> None:
 def test_plain_http_is_not_answered(front: Front) -> None:
     with pytest.raises(httpx.TransportError):
         HTTP.get(front.url.replace("https", "http") + "/health")
+
+
+def refusals_of(**changes: Any) -> list[str]:
+    """What a router that is started with a rendering would stumble over, as the plan refuses it."""
+    raw = variables("rehearsal") | changes
+    plan = planned(raw, box("rehearsal"))
+    asked = router_question(plan, render(plan, LAUNCHER), declared(raw).desired)
+    done = subprocess.run(
+        [sys.executable, *asked["program"]],
+        input=json.dumps({**asked["question"], "files": asked["files"]}),
+        env={"PYTHONPATH": str(ROLES / "router/files")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [refusal.why for refusal in check_router_answer(plan, json.loads(done.stdout))]
+
+
+def test_before_it_is_replaced_the_router_says_whether_it_would_start() -> None:
+    certificate, key = pair()
+    keys = [{"name": "alice", "key": KEY}]
+    assert refusals_of() == []
+    assert refusals_of(router_tls_certificate=certificate, router_tls_key=key, router_api_keys=keys) == []
+    (why,) = refusals_of(router_tls_certificate=certificate, router_tls_key=pair()[1])
+    assert "ROUTER_TLS_CERTIFICATE and ROUTER_TLS_KEY to a matching pair" in why
+    assert "/secrets/tls-certificate.pem" in why and "/tmp" not in why

@@ -141,6 +141,7 @@ def test_requests_that_race_the_idle_timer(target: Target, routers: Routers) -> 
 def test_the_router_restarts(target: Target, router: Router) -> None:
     for depth, order in (("awake", "wake"), ("sleeping", "sleep"), ("offloaded", "offload")):
         assert router.order(f"services/text/{order}", 120).json()["depth"] == depth
+        router.wait_for_record("text", depth)
         router.kill()
         router.start()
         router.wait_for("text", depth)
@@ -190,7 +191,7 @@ def test_the_router_is_killed_in_a_wake_from_level_1(
     router.register(target.registry_entry(base_url=f"http://127.0.0.1:{proxy.port}"))
     router.start()
     before = ask(router)
-    for _ in range(1 if target.real else 2 * KILLS_ON_THE_STAND_IN):
+    for _ in range(1 if target.real else KILLS_ON_THE_STAND_IN):
         assert router.order("services/text/sleep", 120).status_code == 200
         proxy.stall(CALLS[Step.WAKE_ALL], engine_gets_it)
         _order_in_background(router, "wake")

@@ -74,6 +74,7 @@ def test_a_parked_service(engines: Engines, routers: Routers, order: str, damage
         assert engine.served("/v1/chat") == []
         assert router.order("services/text/prove").status_code == 200
         assert held.result().status_code == 200
+    router.wait_for_record("text", "awake")
     router.kill()
     router.start()
     router.wait_for("text", "awake")

@@ -250,6 +250,7 @@ def test_the_router_restarts(engines: Engines, routers: Routers) -> None:
     engine, router = behind_a_router(engines, routers)
     for depth, order in (("awake", "wake"), ("sleeping", "sleep"), ("offloaded", "offload")):
         assert router.order(f"services/text/{order}").json()["depth"] == depth
+        router.wait_for_record("text", depth)
         router.kill()
         router.start()
         router.wait_for("text", depth)

@@ -8,6 +8,13 @@ import pytest
 from clean_copy import copy_repository
 from rehearsal_box import ROOT, STATE, Box, Deployed, container_names_on_default_daemon
 
+LAST = "test_teardown.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes the rehearsal down comes after all that needs it."""
+    items.sort(key=lambda item: item.path.name == LAST)
+
 
 @pytest.fixture(scope="session")
 def clean_box(tmp_path_factory: pytest.TempPathFactory) -> Box:

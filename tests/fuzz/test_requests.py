@@ -198,7 +198,7 @@ HEADS = [
 parts = st.lists(
     st.tuples(
         st.sampled_from(HEADS),
-        st.sampled_from([b"nobody", b"", b"\xff", b"--x", b"\r\n", b"text\r\n--x", b"te\x00xt"]),
+        st.sampled_from([b"nobody", b"", b"\xff", b"--x", b"\r\n", b"te\x00xt", b"text\r\n--x"]),
     ),
     max_size=4,
 )

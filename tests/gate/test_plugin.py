@@ -222,6 +222,17 @@ def test_the_images_own_words_refuse_before_anything_is_touched(workshop: Worksh
     assert words in " ".join(output.split())
 
 
+def test_what_both_images_say_comes_in_one_message(workshop: Workshop) -> None:
+    words, sentence = "unrecognized arguments: --x", "ROUTER_TLS_KEY is no key."
+    said = {
+        "arguments": {"version": "0.27.1", "sleep_mode": True, "problems": {"text": words}},
+        "settings": {"problems": {"router": sentence}},
+    }
+    output = " ".join(_failed(_run(workshop, "rehearsal", box("rehearsal") | said)).split())
+    assert words in output and sentence in output
+    assert "2 reasons stand against it" in output
+
+
 def test_engines_on_a_device_that_failed_its_test_are_stopped(workshop: Workshop) -> None:
     """The plan is refused, and what runs on that device may not go on either; the others may."""
     facts = box("three_gpus")

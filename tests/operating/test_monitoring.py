@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from tests.operating.conftest import Frontdoor
-from tests.standin.processes import HTTP, ROOT, free_port, wait_until
+from tests.standin.ports import free_port
+from tests.standin.processes import HTTP, ROOT, wait_until
 
 MONITORING = ROOT / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())

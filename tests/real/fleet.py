@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.standin.processes import HTTP, ROOT, Router, free_port, wait_until
+from tests.standin.ports import free_port
+from tests.standin.processes import HTTP, ROOT, Router, wait_until
 
 RENDERED = ROOT / "tests/golden/rehearsal/engines"
 LAUNCHER = ROOT / "roles/vllm_service/files"
@@ -27,6 +28,9 @@ MODELS = Path(os.environ.get("FRONTDOOR_MODELS", "/var/lib/vllm-frontdoor/models
 BOOT_SECONDS = 900
 """Until both engines answer, on a slow machine that does other things."""
 CALL_SECONDS = 300
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CLEARED = {"schema_version": 1, "refused": {}, "control": None}
 
 EXTRA_ENVIRONMENT = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 """Only with it does vLLM keep answers for `GET /v1/responses/{id}` (vLLM 0.27.1, vLLM 0.32.0)."""
@@ -130,6 +134,11 @@ class Fleet:
         """What Compose is given."""
         return self.folder / "compose.yml"
 
+    @property
+    def clearance_file(self) -> Path:
+        """The word that this boot's hardware was tested: these engines start on it as it is."""
+        return self.folder / "clearance.json"
+
     def up(self) -> None:
         """Create and start the containers; doesn't wait for the engines."""
         rendered = yaml.safe_load((RENDERED / "compose.yml").read_text())["services"]
@@ -140,6 +149,7 @@ class Fleet:
             "networks": {"engines": {"name": self.project}},
         }
         self.compose_file.write_text(yaml.safe_dump(document))
+        self.clearance_file.write_text(json.dumps(CLEARED | {"boot_id": BOOT_ID.read_text().strip()}))
         self._compose("up", "--detach")
 
     def wait(self) -> None:
@@ -176,6 +186,7 @@ class Fleet:
             "volumes": [
                 f"{MODELS / engine.model}:/models/{engine.model}:ro",
                 f"{LAUNCHER}:/launcher:ro",
+                f"{self.clearance_file}:/clearance/clearance.json:ro",
             ],
             "tmpfs": ["/locks"],
             "networks": ["engines"],

@@ -27,7 +27,7 @@ NOT_TRIED: Final = ("vision: a request with an image, and a canary that looks at
 
 HEAD = """# What has run on real engines
 
-vLLM {versions} run in the checks (stage `real` of `./box test`), as CPU builds in containers,
+vLLM {versions} run in the stage `./box test real`, which runs on order, as CPU builds in containers,
 started with the flags, the environment and the launcher that the plan renders for the rehearsal. The same
 contract suite runs on them as on the stand-in engine, in whose two dialects most tests of the router are
 run; where they differ, the stand-in is wrong. This page is made from the tests: `python -m tests.real.page`.

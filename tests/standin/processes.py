@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.standin.ports import free_port
 
 PATIENCE_SECONDS = 60.0
 """How long a test waits for what must come; a busy machine is slow, and that is no failure."""
@@ -32,17 +31,6 @@ HTTP = httpx.Client(
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-token-for-tests"
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below those that the kernel gives to connections: none takes it before
-    its server does.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 31_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def wait_until(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS, what: str = "it") -> Any:
@@ -242,6 +230,16 @@ class Router:
         """A service's status."""
         services = HTTP.get(f"{self.admin}/admin/status").json()["services"]
         return next(dict(each) for each in services if each["name"] == service)
+
+    def wait_for_record(self, service: str, depth: str) -> None:
+        """Wait until the disk says so: a wake serves before its end is written down."""
+        path = self.folder / f"state/intents/{service}.json"
+
+        def is_written() -> bool:
+            record = json.loads(path.read_bytes()) if path.exists() else {}
+            return record.get("depth") == depth and not record.get("open_step")
+
+        wait_until(is_written, what=f"{service} is {depth} on the disk")
 
     def wait_for(self, service: str, depth: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until a service is at a depth."""

@@ -582,8 +582,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     await asyncio.Event().wait()
 
 
-def main() -> None:
-    """`python -m tests.standin.server --port 8000 ...`"""
+def command_line() -> argparse.ArgumentParser:
+    """What a stand-in can be told when it starts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
@@ -594,8 +594,13 @@ def main() -> None:
     parser.add_argument("--vision", action="store_true", help="it takes pictures")
     parser.add_argument("--device", action="append", default=[])
     parser.add_argument("--boot-seconds", type=float, default=0.0)
+    return parser
+
+
+def main() -> None:
+    """`python -m tests.standin.server --port 8000 ...`"""
     try:
-        asyncio.run(serve(parser.parse_args()))
+        asyncio.run(serve(command_line().parse_args()))
     except KeyboardInterrupt:
         sys.exit(0)
 

@@ -42,9 +42,10 @@ _PARSES = """
 import json, os
 from ansible.module_utils.basic import AnsibleModule
 module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in
-    ("docker_host", "image", "commands", "script", "cache", "name")}, supports_check_mode=True)
+    ("docker_host", "image", "program", "question", "files", "cache", "name")}, supports_check_mode=True)
+topic = "settings" if "environment" in module.params["question"] else "arguments"
 with open(os.environ["RECORDED_BOX"]) as stored:
-    answer = json.load(stored).get("arguments")
+    answer = json.load(stored).get(topic)
 module.exit_json(changed=False, answer=answer or {"version": "0.27.1", "sleep_mode": True, "problems": {}})
 """
 
@@ -123,7 +124,7 @@ class Workshop:
         self._replace("gpu_diag", "library/gpu_diag_box_facts.py", _LOOKS)
         self._replace("vllm_service", "library/vllm_service_converge.py", _WRITES_DOWN)
         self._replace("vllm_service", "library/vllm_service_facts.py", _LOOKS_INTO_FOLDERS)
-        self._replace("vllm_service", "library/vllm_service_arguments.py", _PARSES)
+        self._replace("vllm_service", "library/vllm_service_ask_image.py", _PARSES)
         self._replace("vllm_service", "library/vllm_service_clearance.py", _CLEARS)
         self._replace("vllm_service", "library/vllm_service_stop.py", _STOPS)
         self._replace("vllm_service", "library/vllm_service_releases.py", _KEEPS_RELEASES)

@@ -246,7 +246,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         plan = self._outcome(wish, box)
         if isinstance(plan, list):
             raise _refused(plan)
-        self._ask_image(plan, wish.desired, task_vars)
         rendering = planner.render(plan, _role_file("launcher.py"))
         earlier = None
         if before is not None and release is not None:
@@ -254,7 +253,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if not isinstance(possible, list):
                 before_it = planner.render(possible, _role_file("launcher.py"))
                 earlier = deployment.Earlier(release.name, before_it, possible)
-        return _Work(wish, plan, rendering, earlier)
+        work = _Work(wish, plan, rendering, earlier)
+        _refuse(self._ask_images(work, task_vars))
+        return work
 
     def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
@@ -263,22 +264,26 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             discovered, evidence = planner.predict(wish.desired, discovered, evidence)
         return planner.plan_declaration(wish.declaration, discovered, evidence)
 
-    def _ask_image(self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]) -> None:
-        """The image's own parser reads each command. An image that isn't there yet can't be asked."""
-        if plan.engine_image.id == planner.UNKNOWN_IMAGE_ID:
-            return
-        question = {
-            "docker_host": desired.docker_host,
-            "image": plan.engine_image.id,
-            "commands": planner.commands(plan),
-            "script": _role_file("ask_arguments.py").decode("utf-8"),
-            "cache": f"{plan.instance.state}/arguments",
-            "name": f"vllm-frontdoor-{plan.instance.name}-arguments",
-        }
-        answer = _plain(self._run_module("vllm_service_arguments", question, task_vars).get("answer"))
+    def _ask_images(self, work: _Work, task_vars: dict[str, Any]) -> list[planner.Refusal]:
+        """The engine image's own parser reads each command, and the new router says whether it would start,
+        while what ran before still serves. An image that isn't there yet can't be asked.
+        """
+        plan, desired = work.plan, work.wish.desired
+        refusals: list[planner.Refusal] = []
+        if plan.engine_image.id != planner.UNKNOWN_IMAGE_ID:
+            script = _role_file("ask_arguments.py").decode("utf-8")
+            question = deployment.engine_question(plan, desired, script)
+            refusals += planner.check_answer(plan, self._ask_image(question, task_vars))
+        if plan.router_image.id != planner.UNKNOWN_IMAGE_ID:
+            question = deployment.router_question(plan, work.rendering, desired)
+            refusals += planner.check_router_answer(plan, self._ask_image(question, task_vars))
+        return refusals
+
+    def _ask_image(self, question: Mapping[str, Any], task_vars: dict[str, Any]) -> Mapping[str, Any]:
+        answer = _plain(self._run_module("vllm_service_ask_image", question, task_vars).get("answer"))
         if not isinstance(answer, dict):
-            raise _StopError("The module vllm_service_arguments answered without the image's answer.")
-        _refuse(planner.check_answer(plan, answer))
+            raise _StopError("The module vllm_service_ask_image answered without the image's answer.")
+        return answer
 
     def _wish(self, task_vars: dict[str, Any]) -> _Wish:
         unreadable: list[planner.Refusal] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -95,7 +96,9 @@ def changed(output: str) -> int:
 @pytest.fixture
 def pulling(tmp_path: Path) -> Iterator[Pulling]:
     """A hub that containers reach, with a repository that needs a token; and no model yet."""
-    gateway = json.loads(docker("network", "inspect", "bridge"))[0]["IPAM"]["Config"][0]["Gateway"]
+    subnet = json.loads(docker("network", "inspect", "bridge"))[0]["IPAM"]["Config"][0]["Subnet"]
+    # A daemon with a bridge of its own doesn't name the gateway; it is the first address all the same.
+    gateway = next(ipaddress.ip_network(subnet).hosts())
     with serving("0.0.0.0") as hub:
         hub.repositories[NAME] = Repository(dict(FILES), token=TOKEN, gated=True)
         yield Pulling(hub, f"http://{gateway}:{hub.port}", tmp_path / "models")

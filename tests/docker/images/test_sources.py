@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
-import socket
 import subprocess
 import tarfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.docker.images.conftest import HOST, Run, docker
+from tests.standin.ports import free_port
 
 CONFIG = """version: 0.1
 storage: {{filesystem: {{rootdirectory: {folder}}}}}
@@ -46,9 +46,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program = shutil.which("docker-registry")
     assert program, "docker-registry is needed: apt-get install docker-registry"
     folder = tmp_path_factory.mktemp("registry")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = folder / "config.yml"
     config.write_text(CONFIG.format(folder=folder / "data", port=port))
     with subprocess.Popen([program, "serve", str(config)], stdout=subprocess.DEVNULL) as server:

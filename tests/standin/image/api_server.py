@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from tests.standin.server import serve
+from tests.standin.server import command_line, serve
 
 
 def main() -> None:
@@ -15,10 +15,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", dest="model", required=True)
     parser.add_argument("--convert", dest="task", default="generate", choices=["embed", "classify"])
-    arguments, _ = parser.parse_known_args()
-    arguments.task = {"classify": "rerank"}.get(arguments.task, arguments.task)
-    for name, value in {"dialect": "0.27.1", "device": [], "launcher_port": 0, "boot_seconds": 1.0}.items():
-        setattr(arguments, name, value)
+    asked, _ = parser.parse_known_args()
+    task = {"classify": "rerank"}.get(asked.task, asked.task)
+    words = ["--host", asked.host, "--port", str(asked.port), "--model", asked.model, "--task", task]
+    arguments = command_line().parse_args([*words, "--dialect", "0.27.1", "--boot-seconds", "1"])
     asyncio.run(serve(arguments))
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontdoor_plan import check_answer, commands
+from frontdoor_plan import check_answer, check_router_answer, commands
 from frontdoor_plan.flag_table import flags_of
 from plan_support import ENGINE_IMAGES, REPOSITORY, box, planned, refusals, variables, with_service
 
 BOX = box("three_gpus")
 RAW = variables("gpu_boxes")
 GOOD: dict[str, Any] = {"version": "0.27.1", "sleep_mode": True, "problems": {}}
-MODULE = REPOSITORY / "roles" / "vllm_service" / "library" / "vllm_service_arguments.py"
-_SPEC = importlib.util.spec_from_file_location("vllm_service_arguments", MODULE)
+MODULE = REPOSITORY / "roles" / "vllm_service" / "library" / "vllm_service_ask_image.py"
+_SPEC = importlib.util.spec_from_file_location("vllm_service_ask_image", MODULE)
 assert _SPEC is not None
 assert _SPEC.loader is not None
 module = importlib.util.module_from_spec(_SPEC)
@@ -51,6 +51,16 @@ def test_an_image_that_can_not_be_asked_is_refused() -> None:
     (refusal,) = check_answer(planned(RAW, BOX), {"failure": "its parser did not answer within 300 s"})
     assert refusal.where == "vllm_service_image"
     assert "300 s" in refusal.why
+
+
+def test_a_router_that_would_not_start_is_refused_in_its_own_words() -> None:
+    plan = planned(RAW, BOX)
+    assert check_router_answer(plan, {"problems": {}}) == []
+    (refusal,) = check_router_answer(plan, {"problems": {"router": "ROUTER_TLS_KEY doesn't match."}})
+    assert "would not start with its settings" in refusal.what
+    assert "ROUTER_TLS_KEY doesn't match." in refusal.why
+    (refusal,) = check_router_answer(plan, {"failure": "docker can't be run: No such file"})
+    assert "can't be asked" in refusal.what
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,7 @@ def test_everything_that_the_plan_renders_is_in_the_table(version: str, group: s
     assert flags_of("1.0.0") is None
 
 
-@pytest.mark.parametrize("output", ["", "no JSON", "[]", '{"problems": 1}', '{"problems": {}}'])
+@pytest.mark.parametrize("output", ["", "no JSON", "[]", '{"problems": 1}', '{"failure": "x"}'])
 def test_what_is_no_answer_is_not_taken_for_one(output: str) -> None:
     assert module.parse_answer(output) is None
     assert module.parse_answer(f"a banner\n{json.dumps(GOOD)}\n") == GOOD
@@ -100,8 +110,9 @@ def _parameters(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     return {
         "docker_host": "unix:///x",
         "image": "sha256:a",
-        "commands": {"text": ["--model", "m"]},
-        "script": "print(1)",
+        "program": ["-c", "print(1)"],
+        "question": {"commands": {"text": ["--model", "m"]}},
+        "files": {},
         "cache": str(tmp_path / "arguments"),
         "name": "n",
         "timeout_seconds": 1,
@@ -113,7 +124,12 @@ def test_an_answer_is_kept_for_the_very_same_question_only(tmp_path: Path) -> No
     assert module.cached(path) is None
     module.keep(path, GOOD)
     assert module.cached(module.cache_path(_parameters(tmp_path))) == GOOD
-    changes: list[dict[str, Any]] = [{"image": "sha256:b"}, {"commands": {"text": []}}, {"script": "x"}]
+    changes: list[dict[str, Any]] = [
+        {"image": "sha256:b"},
+        {"question": {"commands": {"text": []}}},
+        {"program": ["-c", "x"]},
+        {"files": {"/secrets/tls-key.pem": "another"}},
+    ]
     for change in changes:
         assert module.cached(module.cache_path(_parameters(tmp_path, **change))) is None
     path.write_text("{")

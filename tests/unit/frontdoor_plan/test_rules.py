@@ -66,7 +66,7 @@ def test_debug_ports_end_at_slot_79() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../secrets", "/etc/ssl", "/", "/srv", "a//b", "./x", "/srv/a:b", "/proc/1/root/x", "/usr"]
+    "path", ["../secrets", "/etc/ssl", "/", "/srv", "a//b", "./x", "/srv/a:b", "/proc/1/cwd/x", "/usr"]
 )
 def test_a_model_folder_is_a_plain_path_of_its_own(path: str) -> None:
     raw = with_service(RAW, "ocr", path=path)

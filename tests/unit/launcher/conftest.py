@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -14,15 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.standin.ports import free_port
+
 LAUNCHER = Path(__file__).parents[3] / "roles/vllm_service/files/launcher.py"
 ENGINE = Path(__file__).parent / "engine.py"
 PATIENCE_SECONDS = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.standin.ports import free_port
+
 from . import conftest
-from .conftest import LAUNCHER, Start, free_port, wait_until
+from .conftest import LAUNCHER, Start, wait_until
 
 
 def launcher(*arguments: str, seconds: float = 10) -> subprocess.CompletedProcess[str]:

@@ -37,6 +37,19 @@ def test_stream_and_unquoted_name() -> None:
     assert (named.model, named.stream) == ("m", True)
 
 
+def test_what_browsers_write_is_read() -> None:
+    named = find_model_in_form(
+        TYPE,
+        form(
+            ('name="file"; filename="a;b \\"c\\".wav"\r\nContent-Type: audio/wav', b"x"),
+            ("name=\"file\"; filename*=UTF-8''%e2%82%ac.wav", b"x"),
+            ('name="name=\\"model"', b"no"),
+            ('name="model"\r\ncontent-type: text/plain; charset=utf-8', b"m"),
+        ).replace(b"--XyZ\r\n", b"--XyZ \t\r\n"),
+    )
+    assert named.model == "m"
+
+
 def test_a_file_called_model_is_no_model() -> None:
     with pytest.raises(UnusableBodyError, match="missing"):
         find_model_in_form(TYPE, form(('name="model"; filename="m"', b"m")))
@@ -56,6 +69,16 @@ def test_a_file_called_model_is_no_model() -> None:
         (TYPE, b'--XyZ\r\nContent-Disposition: form-data; name="model"\r\n\r\nm'),
         (TYPE, form(('name="model"', b""))),
         (TYPE, form(('name="model"', b"\xff"))),
+        (TYPE, form(('name="x"', b"y\r\n--XyZ-"), ('name="model"', b"m"))),
+        (TYPE, form(('name="model"', b"m"), ('name="x"', b"y\r\n--XyZabc"))),
+        (TYPE, form(('name="model"', b"m"), ('nome="x"', b"y"))),
+        (TYPE, form(('name="model"', b"m"), ('name="x', b"y"))),
+        (TYPE, form(('name="model"', b"m"), ('name="x" filename="f"', b"y"))),
+        (TYPE, form(('name="model"', b"m"), ('name="x"\r\nno header', b"y"))),
+        (TYPE, form(('name="model"', b"m"), ('name="x"\r\nContent-Disposition: form-data; name="y"', b"y"))),
+        (TYPE, form(('name="model"; name="x"', b"m"))),
+        (TYPE, form(('name="model"', b"m"), ("", b"y"))),
+        (TYPE, form(('name="model"', b"m")).replace(b"form-data", b"attachment")),
         (TYPE, b"--XyZ--"),
         (TYPE, b"--XyZ\r\n" + b"X-A: " + b"y" * 20_000 + b"\r\n\r\nm\r\n--XyZ--\r\n"),
     ],

@@ -1,4 +1,6 @@
-"""`python3 -m wake_router` runs the router; with `schema` it prints the registry's JSON Schema."""
+"""`python3 -m wake_router` runs the router; `schema` prints the registry's JSON Schema, and `check` says
+whether a router would start with the settings on standard input.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ def main(arguments: list[str]) -> int:
 
         print(json.dumps(schema(), indent=2))
         return 0
+    if arguments == ["check"]:
+        from wake_router.check import answer
+
+        print(json.dumps(answer(json.load(sys.stdin))))
+        return 0
     if arguments:
         print(
-            "usage: python3 -m wake_router [schema]   (settings come from the environment)", file=sys.stderr
+            "usage: python3 -m wake_router [schema|check]   (settings come from the environment)",
+            file=sys.stderr,
         )
         return 2
     from wake_router.main import run

@@ -32,6 +32,8 @@ from wake_router.settings import Address, Settings, SettingsError, Tls, read_set
 from wake_router.upstream import KEEP_ALIVE_SECONDS, Pool
 
 ACCEPTS_PER_TURN: Final = 32
+START_ERRORS: Final = (SettingsError, RegistryError, KeysError)
+"""What keeps a router from starting; each is a sentence for people."""
 
 
 class _Server(uvicorn.Server):
@@ -43,18 +45,24 @@ class _Server(uvicorn.Server):
         yield
 
 
+def read_all(environment: Mapping[str, str]) -> tuple[Settings, Registry, Gate]:
+    """The settings and what they name, read as for a start; raises one of START_ERRORS."""
+    settings = read_settings(environment)
+    registry = read_registry(settings.registry)
+    gate = Gate(None if settings.api_keys_file is None else read_keys(settings.api_keys_file))
+    if settings.tls is not None:
+        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.tls)
+    return settings, registry, gate
+
+
 def run(environment: Mapping[str, str]) -> int:
     """Run until SIGTERM or SIGINT; returns the exit status (2: settings or registry are wrong)."""
     try:
-        settings = read_settings(environment)
-        registry = read_registry(settings.registry)
-        gate = Gate(None if settings.api_keys_file is None else read_keys(settings.api_keys_file))
-        if settings.tls is not None:
-            _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.tls)
+        settings, registry, gate = read_all(environment)
         addresses = [settings.public_address, settings.admin_address]
         addresses += [settings.health_address] if settings.health_address is not None else []
         sockets = [_listen(address) for address in addresses]
-    except (SettingsError, RegistryError, KeysError) as error:
+    except START_ERRORS as error:
         print(f"wake_router: {error}", file=sys.stderr)
         return 2
     with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -211,7 +219,7 @@ def _reload_on_hangup(reload: Callable[[], list[str]], events: Events) -> None:
     def try_to_reload() -> None:
         try:
             reload()
-        except (RegistryError, KeysError, SettingsError) as error:
+        except START_ERRORS as error:
             events.emit("reload", error=str(error))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, try_to_reload)

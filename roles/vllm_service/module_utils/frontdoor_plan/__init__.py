@@ -17,7 +17,7 @@ from .planning import check_declaration, merged, plan, plan_declaration
 from .prediction import UNKNOWN_IMAGE_ID, predict
 from .releasing import declaration_of_release, release_content, release_files
 from .render import ComposeProject, Rendering, render
-from .rules.arguments import check_answer, commands
+from .rules.arguments import check_answer, check_router_answer, commands
 from .rules.gate import cpu_devices_needed, probes_needed
 from .safety import engines_to_stop
 from .table import plan_table, refusal_message
@@ -39,6 +39,7 @@ __all__ = [
     "UnreadableFactsError",
     "check_answer",
     "check_declaration",
+    "check_router_answer",
     "commands",
     "cpu_devices_needed",
     "declaration_of_release",

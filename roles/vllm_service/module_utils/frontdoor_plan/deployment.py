@@ -18,7 +18,9 @@ from .render import (
     ComposeProject,
     Rendering,
     admin_url,
+    router_environment,
 )
+from .rules.arguments import commands
 
 _ROOT_USER = "0"
 _LOG_LINES = 30
@@ -34,6 +36,36 @@ class Earlier:
     plan: Plan
 
 
+def engine_question(plan: Plan, desired: Desired, script: str) -> dict[str, Any]:
+    """Parameters for asking the engine image's own parser; `script` is what asks it in there."""
+    return {
+        **_question(plan, desired, "arguments"),
+        "image": plan.engine_image.id,
+        "program": ["-c", script],
+        "question": {"commands": commands(plan)},
+    }
+
+
+def router_question(plan: Plan, rendering: Rendering, desired: Desired) -> dict[str, Any]:
+    """Parameters for asking the router's image whether it would start with its settings."""
+    read = [REGISTRY, *(path for path in rendering.files if _is_secret(path))]
+    return {
+        **_question(plan, desired, "settings"),
+        "image": plan.router_image.id,
+        "program": ["-m", "wake_router", "check"],
+        "question": {"environment": router_environment(plan)},
+        "files": {f"/{path}": rendering.files[path].decode("utf-8") for path in read},
+    }
+
+
+def _question(plan: Plan, desired: Desired, topic: str) -> dict[str, Any]:
+    return {
+        "docker_host": desired.docker_host,
+        "cache": f"{plan.instance.state}/arguments",
+        "name": f"vllm-frontdoor-{plan.instance.name}-{topic}",
+    }
+
+
 def engines(
     plan: Plan, rendering: Rendering, desired: Desired, earlier: Earlier | None = None
 ) -> dict[str, Any]:
@@ -47,7 +79,6 @@ def engines(
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
             _folder(LOCKS),
-            _folder(plan.instance.clearance),
         ],
         "secrets": [],
         "reload": _reload(plan, "registry/"),
@@ -90,7 +121,6 @@ def router(
             _folder(f"{root}/secrets", mode="0750", group=gid),
             *(_folder(f"{root}/{path}", mode="0750", group=gid) for path in (LAUNCHER_TOKENS, *launchers)),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
-            _folder(plan.instance.evidence),
         ],
         "secrets": [
             {"path": path, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}

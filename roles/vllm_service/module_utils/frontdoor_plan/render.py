@@ -66,14 +66,14 @@ def render(plan: Plan, launcher: bytes) -> Rendering:
         placement.service.name: _environment_file(engine.environment(placement, plan))
         for placement in plan.placements
     }
-    router_environment = _environment_file(_router_environment(plan))
+    environment_of_router = _environment_file(router_environment(plan))
     engines = ComposeProject(
         plan.instance.engines_project,
         ENGINES_COMPOSE,
         _engines_document(plan, environments, _sha256(launcher)),
     )
     router = ComposeProject(
-        plan.instance.router_project, ROUTER_COMPOSE, _router_document(plan, router_environment)
+        plan.instance.router_project, ROUTER_COMPOSE, _router_document(plan, environment_of_router)
     )
     files = {
         ENGINES_COMPOSE: _compose_file(
@@ -81,7 +81,7 @@ def render(plan: Plan, launcher: bytes) -> Rendering:
         ),
         **{f"engines/{name}.env": content for name, content in environments.items()},
         ROUTER_COMPOSE: _compose_file(router, "The router", "the variables router_*"),
-        ROUTER_ENVIRONMENT: router_environment,
+        ROUTER_ENVIRONMENT: environment_of_router,
         **plan.router.secrets.files(),
         REGISTRY: registry(plan, engines.definition),
         LAUNCHER: launcher,
@@ -261,7 +261,8 @@ def admin_url(plan: Plan) -> str:
     return f"http://127.0.0.1:{plan.instance.admin_port}"
 
 
-def _router_environment(plan: Plan) -> dict[str, str]:
+def router_environment(plan: Plan) -> dict[str, str]:
+    """The variables that the router is started with; no secret is among them."""
     return {
         "FRONTDOOR_ADMIN_TOKEN_FILE": "/secrets/admin-token",
         "FRONTDOOR_EVIDENCE": "/evidence",

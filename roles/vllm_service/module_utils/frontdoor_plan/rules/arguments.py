@@ -1,4 +1,4 @@
-"""What the engine image's own argument parser says of the rendered commands."""
+"""What the images themselves say of what they are to be started with."""
 
 from __future__ import annotations
 
@@ -31,6 +31,25 @@ def check_answer(plan: Plan, answer: Mapping[str, Any]) -> list[Refusal]:
             )
         ]
     return [*_sleep_mode(plan, answer), *_problems(plan, answer)]
+
+
+def check_router_answer(plan: Plan, answer: Mapping[str, Any]) -> list[Refusal]:
+    """A refusal where the router would not start with its settings, in its own words."""
+    failure, problems = answer.get("failure"), answer.get("problems")
+    said = problems.get("router") if isinstance(problems, Mapping) else None
+    if not failure and not said:
+        return []
+    what = "can't be asked whether it takes its settings" if failure else "would not start with its settings"
+    return [
+        Refusal(
+            where="router_*",
+            what=f"The router's image {plan.router_image.reference} {what}.",
+            why=f"It says: {said}" if said else f"{str(failure).rstrip('.')}.",
+            remedy="Correct the variable of that name: ROUTER_TLS_KEY, for one, is router_tls_key."
+            if said
+            else "Let the role router build its image anew, or correct router_image.",
+        )
+    ]
 
 
 def _sleep_mode(plan: Plan, answer: Mapping[str, Any]) -> Iterator[Refusal]:

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Have the engine image's own argument parser read the commands of services, before anything is touched."""
+"""Ask an image what it thinks of what it is to be started with, before anything that runs is touched."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
-module: vllm_service_arguments
-short_description: Have an image's own argument parser read commands
+module: vllm_service_ask_image
+short_description: Ask an image what it thinks of arguments and settings
 description:
-  - Starts a throw-away container without network, without GPU and with a read-only file system, in which
-    vLLM's own parser reads the arguments of each service. Nothing else is started, and nothing on the box is
-    changed but the record of the answers in C(cache), from which the same question is answered next time.
+  - Starts a throw-away container without network, without GPU and with a read-only file system, in which a
+    program of the image or one handed to it reads a question and answers. Nothing else is started, and
+    nothing on the box is changed but the record of the answers in C(cache), from which the same question is
+    answered next time.
 options:
   docker_host:
     description: Address of the Docker daemon as the C(docker) command takes it.
@@ -27,14 +28,19 @@ options:
     description: Id of the image.
     type: str
     required: true
-  commands:
-    description: The arguments, a list for each service.
+  program:
+    description: The arguments of the image's C(python3).
+    type: list
+    elements: str
+    required: true
+  question:
+    description: What the program reads as JSON from its standard input.
     type: dict
     required: true
-  script:
-    description: The Python program that runs in the image.
-    type: str
-    required: true
+  files:
+    description: Contents by path, which join the question as C(files). Never logged.
+    type: dict
+    default: {}
   cache:
     description: Absolute folder of the answers.
     type: path
@@ -44,7 +50,7 @@ options:
     type: str
     required: true
   timeout_seconds:
-    description: How long the parser may take.
+    description: How long the program may take.
     type: int
     default: 300
 author: vllm-frontdoor
@@ -52,11 +58,11 @@ author: vllm-frontdoor
 
 EXAMPLES = r"""
 - name: Ask the image
-  vllm_service_arguments:
+  vllm_service_ask_image:
     docker_host: unix:///var/run/docker.sock
     image: sha256:0000000000000000000000000000000000000000000000000000000000000000
-    commands: {text: ["--model", "/models/m"]}
-    script: "{{ lookup('ansible.builtin.file', 'ask_arguments.py') }}"
+    program: ["-c", "{{ lookup('ansible.builtin.file', 'ask_arguments.py') }}"]
+    question: {commands: {text: ["--model", "/models/m"]}}
     cache: /var/lib/vllm-frontdoor/default/arguments
     name: vllm-frontdoor-default-arguments
 """
@@ -64,7 +70,8 @@ EXAMPLES = r"""
 RETURN = r"""
 answer:
   description: >-
-    C(version), C(sleep_mode) and C(problems) by service; C(failure) is a sentence where it can't be asked.
+    What the program printed in its last line, an object with C(problems): sentences by subject. Or
+    C(failure), a sentence, where it can't be asked.
   returned: always
   type: dict
 """
@@ -75,7 +82,7 @@ _LONGEST_TAIL = 600
 
 
 def container_command(parameters: dict[str, Any]) -> list[str]:
-    """The command that runs the script in the image."""
+    """The command that runs the program in the image."""
     return [
         *("docker", "--host", parameters["docker_host"], "run", "--rm", "--interactive"),
         *("--name", parameters["name"], "--pull", "never", "--network", "none"),
@@ -83,7 +90,7 @@ def container_command(parameters: dict[str, Any]) -> list[str]:
         *("--security-opt", "no-new-privileges:true", "--memory", "8g", "--pids-limit", "512"),
         *("--env", "HOME=/tmp", "--env", "HF_HUB_OFFLINE=1", "--env", "VLLM_NO_USAGE_STATS=1"),
         *("--env", "VLLM_LOGGING_LEVEL=ERROR", "--env", "NVIDIA_VISIBLE_DEVICES=void"),
-        *("--entrypoint", "python3", parameters["image"], "-c", parameters["script"]),
+        *("--entrypoint", "python3", parameters["image"], *parameters["program"]),
     ]
 
 
@@ -94,17 +101,21 @@ def parse_answer(output: str) -> dict[str, Any] | None:
         answer = json.loads(lines[-1]) if lines else None
     except ValueError:
         return None
-    good = isinstance(answer, dict) and isinstance(answer.get("problems"), dict) and "sleep_mode" in answer
-    return answer if good else None
+    return answer if isinstance(answer, dict) and isinstance(answer.get("problems"), dict) else None
+
+
+def question(parameters: dict[str, Any]) -> dict[str, Any]:
+    """What the program reads."""
+    files = parameters["files"]
+    return {**parameters["question"], **({"files": files} if files else {})}
 
 
 def ask(parameters: dict[str, Any]) -> dict[str, Any]:
     """The image's answer, or a `failure` in one sentence."""
-    question = json.dumps({"commands": parameters["commands"]})
     try:
         done = subprocess.run(
             container_command(parameters),
-            input=question,
+            input=json.dumps(question(parameters)),
             capture_output=True,
             text=True,
             timeout=parameters["timeout_seconds"],
@@ -112,13 +123,13 @@ def ask(parameters: dict[str, Any]) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         _remove(parameters)
-        return {"failure": f"its parser did not answer within {parameters['timeout_seconds']} s"}
+        return {"failure": f"it did not answer within {parameters['timeout_seconds']} s"}
     except OSError as error:
         return {"failure": f"docker can't be run: {error.strerror}"}
     answer = parse_answer(done.stdout) if done.returncode == 0 else None
     if answer is None:
         tail = " ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:])[-_LONGEST_TAIL:]
-        return {"failure": f"its parser can't be asked (exit status {done.returncode}): {tail}"}
+        return {"failure": f"it can't be asked (exit status {done.returncode}): {tail}"}
     return answer
 
 
@@ -134,8 +145,8 @@ def _remove(parameters: dict[str, Any]) -> None:
 
 def cache_path(parameters: dict[str, Any]) -> Path:
     """Where the answer to this very question is kept."""
-    question = [parameters["image"], parameters["commands"], parameters["script"]]
-    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+    asked = [parameters["image"], parameters["program"], question(parameters)]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     return Path(parameters["cache"]) / f"{digest}.json"
 
 
@@ -167,8 +178,9 @@ def main() -> None:
         argument_spec={
             "docker_host": {"type": "str", "required": True},
             "image": {"type": "str", "required": True},
-            "commands": {"type": "dict", "required": True},
-            "script": {"type": "str", "required": True},
+            "program": {"type": "list", "elements": "str", "required": True},
+            "question": {"type": "dict", "required": True},
+            "files": {"type": "dict", "default": {}, "no_log": True},
             "cache": {"type": "path", "required": True},
             "name": {"type": "str", "required": True},
             "timeout_seconds": {"type": "int", "default": 300},
