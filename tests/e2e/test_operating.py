@@ -7,7 +7,7 @@ import subprocess
 import urllib.request
 
 import pytest
-from rehearsal_box import ADMIN, INSTANCE, Deployed, service_status
+from rehearsal_box import ADMIN, INSTANCE, Deployed, container_ids, container_name, docker, service_status
 
 VLLMCTL = "/usr/local/bin/vllmctl"
 
@@ -40,6 +40,48 @@ def test_sleep_and_up_move_the_real_engine() -> None:
     assert service_status("text")["depth"] == "sleeping"
     assert "is sleeping since" in vllmctl("why", "text")
     assert vllmctl("up", "SmolLM2-135M-Instruct") == "text is awake.\n"
+
+
+def test_down_discards_the_weights_of_the_real_engine() -> None:
+    assert vllmctl("down", "embed") == "embed is offloaded.\n"
+    assert vllmctl("up", "embed") == "embed is awake.\n"
+    assert service_status("embed")["conditions"] == []
+
+
+def test_a_pinned_service_is_left_alone() -> None:
+    assert vllmctl("pin", "embed") == "embed is pinned (awake).\n"
+    assert json.loads(vllmctl("down", "--json"))["services"][0]["service"] == "text"
+    assert service_status("embed")["depth"] == "awake"
+    assert vllmctl("unpin", "embed") == "embed is no longer pinned (awake).\n"
+
+
+def test_restart_exchanges_the_engines_process_and_nothing_else() -> None:
+    """The router orders it from the launcher, with the service's own token."""
+    before, process = container_ids(), _incarnation("embed")
+    assert vllmctl("restart", "embed") == "embed is awake.\n"
+    assert _incarnation("embed") != process
+    assert container_ids() == before
+    assert service_status("embed")["conditions"] == []
+
+
+def _incarnation(service: str) -> str:
+    """The launcher's id of the running process."""
+    ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9000/state').read().decode())"
+    return str(json.loads(docker("exec", container_name(service), "python3", "-c", ask))["incarnation"])
+
+
+def test_drain_and_prove_hold_and_let_through() -> None:
+    assert "embed is drained: 0 requests in flight" in vllmctl("drain", "embed")
+    assert service_status("embed")["conditions"] == ["maintenance"]
+    assert "embed is proven: canary" in vllmctl("prove", "embed")
+    assert service_status("embed")["conditions"] == []
+
+
+def test_events_and_top_show_what_happens() -> None:
+    vllmctl("sleep", "embed")
+    vllmctl("up", "embed")
+    assert "embed" in vllmctl("events")
+    assert "embed" in vllmctl("top", "--interval", "1", "--count", "1")
 
 
 def test_chat_is_answered_and_counted() -> None:
