@@ -69,6 +69,10 @@ def prepare_collections() -> None:
     stamp.write_bytes(lock.read_bytes())
 
 
+SIDE_BY_SIDE = ("--numprocesses", "2", "--dist", "loadfile")
+"""For tests that mostly wait; those of one file share what they start."""
+
+
 def lint() -> None:
     """Style and types of everything."""
     prepare_collections()
@@ -81,17 +85,17 @@ def lint() -> None:
 
 def unit() -> None:
     """Fast tests: no Docker, no network beyond the loopback."""
-    run(sys.executable, "-m", "pytest")
+    run(sys.executable, "-m", "pytest", *SIDE_BY_SIDE)
 
 
 def gate() -> None:
     """The plan through ansible-playbook, and every way around it."""
-    run(sys.executable, "-m", "pytest", "tests/gate")
+    run(sys.executable, "-m", "pytest", *SIDE_BY_SIDE, "tests/gate")
 
 
 def contract() -> None:
     """The router against the stand-in engine, in the dialects of two vLLM versions, and against bad input."""
-    run(sys.executable, "-m", "pytest", "tests/contract", "tests/fuzz")
+    run(sys.executable, "-m", "pytest", *SIDE_BY_SIDE, "tests/contract", "tests/fuzz")
 
 
 def operating() -> None:

@@ -158,7 +158,7 @@ def test_a_service_is_measured_at_every_depth_and_earns_level_2(boxes: Boxes) ->
     report = box.calibrate(rounds=3)
     assert (report.problems, report.left_alone) == ([], [])
     assert "level 2: proven by 3 round trips" in report.measured[-1]
-    assert box.written() == ["CALIBRATION.md", "measured", "text.json"]
+    assert box.written() == ["CALIBRATION.md", "measured", "memory.svg", "text.json"]
     found = parse_calibration(json.loads((box.root / "calibration/text.json").read_bytes()))
     assert (found.service, found.image_id, found.device_name) == ("text", "sha256:1", "cpu")
     assert found.awake_bytes_per_device == found.asleep_bytes_per_device == 0
@@ -174,6 +174,8 @@ def test_a_service_is_measured_at_every_depth_and_earns_level_2(boxes: Boxes) ->
     page = (box.root / "calibration/CALIBRATION.md").read_text()
     assert "proven by 3 round trips" in page
     assert "sleeping → awake" in page
+    assert "](memory.svg)" in page
+    assert "text (" in (box.root / "calibration/memory.svg").read_text()
 
 
 def test_the_router_learns_the_wake_times_for_its_retry_after(boxes: Boxes) -> None:

@@ -36,6 +36,8 @@ def test_each_service_has_its_figures(calibrated: Calibrated) -> None:
         assert set(rounds[0]["seconds"]) == {"start", "sleep", "wake", "offload", "wake_from_offloaded"}
     page = (STATE / "calibration/CALIBRATION.md").read_text()
     assert all(f"| {name} |" in page for name in SERVICES)
+    picture = (STATE / "calibration/memory.svg").read_text()
+    assert all(f">{name} (" in picture for name in SERVICES)
     print(page)
 
 

@@ -132,3 +132,11 @@ def test_the_status_page_is_served() -> None:
         page = answer.read().decode()
     assert "SmolLM2-135M-Instruct" in page
     assert "values_only" in page or "verified" in page
+
+
+def test_pull_goes_by_what_was_deployed_and_leaves_a_model_that_is_there_alone() -> None:
+    """What it downloads is shown by tests/docker/hub."""
+    command = [VLLMCTL, "--instance", INSTANCE, "pull", "owner/SmolLM2-135M-Instruct"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 1
+    assert "was not put there by a pull, so it is left alone" in result.stderr

@@ -7,8 +7,6 @@ import shlex
 import subprocess
 import sys
 
-import pytest
-
 from tests.operating.conftest import Frontdoor
 from tests.standin.processes import ROOT
 
@@ -20,6 +18,7 @@ RUN_ELSEWHERE = {
     "vllmctl events -f": "test_vllmctl.py",
     "vllmctl logs router": "tests/e2e/test_operating.py",
     "vllmctl logs text": "tests/e2e/test_operating.py",
+    "vllmctl pull OWNER/NAME": "tests/docker/hub/test_pull.py and test_pull.py",
     "vllmctl top": "test_vllmctl.py",
 }
 OTHERS_RUN = ("./box ", "ansible-playbook ")
@@ -78,18 +77,3 @@ def test_the_client_of_the_docs_works(frontdoor: Frontdoor) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert "Paris" in result.stdout, result.stderr
-
-
-def test_the_table_of_errors_names_codes_that_there_are() -> None:
-    router = ROOT / "roles/router/files/wake_router"
-    source = (router / "openai_errors.py").read_text() + (router / "access.py").read_text()
-    codes = set(re.findall(r'code="(\w+)"', source))
-    listed = set(re.findall(r"^\| \d{3} \| `(\w+)` \|", DOCS["api"], re.MULTILINE))
-    assert len(listed) >= 10
-    assert listed <= codes
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z_/]+\.py)`", DOCS["architecture"]))))
-def test_what_the_architecture_names_exists(name: str) -> None:
-    places = (ROOT, ROOT / "roles/router/files/wake_router")
-    assert any((place / name).is_file() for place in places)

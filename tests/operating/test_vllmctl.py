@@ -15,7 +15,7 @@ from tests.standin.processes import HTTP, wait_until
 
 COMMANDS = (
     *("status", "up", "sleep", "down", "pin", "unpin", "drain", "prove", "restart", "why", "events", "chat"),
-    *("usage", "top", "doctor", "list", "logs"),
+    *("usage", "top", "doctor", "list", "logs", "pull"),
 )
 
 

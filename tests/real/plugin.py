@@ -25,9 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine-image", help="image of real engines, the only target then")
 
 
-@dataclass
+@dataclass(eq=False)
 class Counted:
-    """How many tests of the common part were to run, and how many passed."""
+    """How many tests of the common part were to run, and how many passed.
+
+    Compared by identity: pytest keeps plugins in sets.
+    """
 
     collected: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)

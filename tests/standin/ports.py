@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 
-LOWEST, COUNT = 20_000, 11_000
-"""Below those that the kernel gives to connections, so that none takes a port before its server does."""
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+COUNT = 2_500
+LOWEST = 20_000 + COUNT * (WORKER % 4)
+"""Below those that the kernel gives to connections, so that none takes a port before its server does.
+
+Processes that run tests side by side each have ports of their own.
+"""
 
 _given = random.SystemRandom().randrange(COUNT)
 

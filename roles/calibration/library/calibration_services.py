@@ -245,7 +245,7 @@ def _carry_out(module: AnsibleModule) -> tuple[bool, run.Report]:
             return give_back(given, check_mode)
         changed, report = measure(given, check_mode, Meter())
         if report.measured and not check_mode:
-            report.measured.append(f"The figures with a table and bars: {given['folder']}/{run.PAGE}")
+            report.measured.append(f"The figures with tables and a picture: {given['folder']}/{run.PAGE}")
         return changed, report
 
 

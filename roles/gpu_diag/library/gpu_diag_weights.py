@@ -6,14 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpu_diag_weights_run import (
-    Need,
-    ProbeError,
-    Setting,
-    image_id,
-    needs,
-    probe,
-)
+from ansible.module_utils.gpu_diag_weights_run import ProbeError, Setting, needs, verdicts
 
 DOCUMENTATION = r"""
 module: gpu_diag_weights
@@ -122,27 +115,12 @@ def main() -> None:
     setting = Setting(**{key: value for key, value in parameters.items() if key != "models"})
     try:
         found = needs(parameters["models"], setting)
-        results = _results(found, setting, module.check_mode)
+        results = verdicts(found, setting, check_mode=module.check_mode)
     except ProbeError as error:
         module.fail_json(msg=str(error))
     changes = [f"weights of {need.folder}: {need.reasons[0]}, probed" for need in found if need.reasons]
     lines = [line for folder, result in results.items() for line in _lines(folder, result)]
     module.exit_json(changed=bool(changes), changes=changes, models=results, lines=lines)
-
-
-def _results(found: list[Need], setting: Setting, check_mode: bool) -> dict[str, Any]:
-    image = image_id(setting) if not check_mode and any(need.reasons for need in found) else ""
-    results: dict[str, Any] = {}
-    for need in found:
-        if not need.reasons:
-            results[need.folder] = _summary(need.document)
-        else:
-            results[need.folder] = None if check_mode else _summary(probe(need.folder, setting, image))
-    return results
-
-
-def _summary(document: dict[str, Any] | None) -> dict[str, Any] | None:
-    return document and {key: document.get(key) for key in ("verdict", "class", "evidence")}
 
 
 def _lines(folder: str, result: dict[str, Any] | None) -> list[str]:

@@ -191,3 +191,23 @@ def probe(folder: str, setting: Setting, image: str) -> Json:
     raise ProbeError(
         f"the weights of {folder} could not be probed in the image {setting.image}: {outcome.problem}"
     )
+
+
+def verdicts(found: Sequence[Need], setting: Setting, *, check_mode: bool = False) -> dict[str, Json | None]:
+    """By model folder its verdict, class and evidence, probed where needed; in check mode None instead.
+
+    Raises ProbeError.
+    """
+    probing = not check_mode and any(need.reasons for need in found)
+    image = image_id(setting) if probing else ""
+    results: dict[str, Json | None] = {}
+    for need in found:
+        if not need.reasons:
+            results[need.folder] = _summary(need.document)
+        else:
+            results[need.folder] = None if check_mode else _summary(probe(need.folder, setting, image))
+    return results
+
+
+def _summary(document: Json | None) -> Json | None:
+    return document and {key: document.get(key) for key in ("verdict", "class", "evidence")}

@@ -195,12 +195,12 @@ def explain(error: BaseException, job: Mapping[str, str], token: str) -> str:
         if "EntryNotFoundError" in names and status == 404:
             return f"{_start(hub)} lists a file of {repository} that it doesn't give; try again later."
         if status == 401 and token and "RepositoryNotFoundError" not in names:
-            return f"{_start(hub)} refuses the token (model_files_hub_token); is it still valid?"
+            return f"{_start(hub)} refuses the token (HF_TOKEN, or model_files_hub_token); is it still valid?"
         if "RepositoryNotFoundError" in names or status == 404:
             return (
                 f"There is no repository {repository} at {hub}, or it is private and "
-                f"{'the token may not read it' if token else 'no token was given'}; correct "
-                "model_files_repository, or set model_files_hub_token."
+                f"{'the token may not read it' if token else 'no token was given'}; correct the name "
+                "(model_files_repository), or give a token (HF_TOKEN, or model_files_hub_token)."
             )
         if status is not None:
             return (
@@ -244,9 +244,8 @@ def _gated(repository: str, hub: str, token: str) -> str:
             "access; ask for it there."
         )
     return (
-        f"The repository {repository} at {hub} is gated: ask for access there, then set "
-        "model_files_hub_token "
-        "(in a vault, or as HF_TOKEN in the environment of ./box)."
+        f"The repository {repository} at {hub} is gated: ask for access there, then give your token as "
+        "HF_TOKEN in the environment (or in a vault, as model_files_hub_token)."
     )
 
 

@@ -60,19 +60,18 @@ def check_wanted(wanted: Wanted) -> None:
         or len(wanted.repository) > _LONGEST_REPOSITORY
     ):
         raise PackageError(
-            f"model_files_repository is '{wanted.repository[:120]}', which is no name of a "
-            "repository; write it "
-            "as OWNER/NAME."
+            f"'{wanted.repository[:120]}' is no name of a repository (model_files_repository); write it as "
+            "OWNER/NAME."
         )
     if not _NAME.fullmatch(wanted.name) or ".." in wanted.name:
         raise PackageError(
-            f"model_files_name is '{wanted.name[:120]}'; the model's folder needs a plain name of "
-            "letters, digits, "
-            "dots, dashes and underscores that begins with a letter or a digit."
+            f"'{wanted.name[:120]}' is no name for the model's folder (model_files_name), which needs a "
+            "plain name of letters, digits, dots, dashes and underscores that begins with a letter or digit."
         )
     if wanted.revision and (not _REVISION.fullmatch(wanted.revision) or ".." in wanted.revision):
         raise PackageError(
-            f"model_files_revision is '{wanted.revision[:120]}'; write a branch, a tag or a commit."
+            f"'{wanted.revision[:120]}' is no revision (model_files_revision); write a branch, a tag or a "
+            "commit."
         )
     if wanted.endpoint and not re.fullmatch(r"https?://[^\s/@]+(/\S*)?", wanted.endpoint):
         raise PackageError(
@@ -91,20 +90,20 @@ def decide(
         return Decision("pull", revision, changes=(f"model {wanted.name}: not there, pulled",))
     if record is None:
         raise PackageError(
-            f"The folder {folder} is there and was not put there by ./box pull, so it is left alone; choose "
-            "another model_files_name, or move the folder away."
+            f"The folder {folder} is there and was not put there by a pull, so it is left alone; choose "
+            "another name (model_files_name), or move the folder away."
         )
     if record.repository != wanted.repository:
         raise PackageError(
             f"The folder {folder} holds {record.repository}, not {wanted.repository}; choose another "
-            "model_files_name, or move the folder away."
+            "name (model_files_name), or move the folder away."
         )
     if wanted.revision not in ("", record.revision, record.commit):
         raise PackageError(
             f"The folder {folder} holds {record.repository} at {record.commit} (revision "
             f"'{record.revision}'), "
             f"not at '{wanted.revision}'; a model that may be in use is not replaced: choose another "
-            "model_files_name, or move the folder away."
+            "name (model_files_name), or move the folder away."
         )
     if not wrong:
         return Decision("nothing", record.commit)
@@ -118,8 +117,8 @@ def check_outcome(outcome: Mapping[str, Any], record: Record | None) -> None:
         if record is not None and record.files.get(path) != sha256:
             raise PackageError(
                 f"The hub now gives another {path} for {record.repository} at {record.commit} than "
-                "when it was "
-                "pulled (its sha256 differs); nothing was replaced. Pull it under another model_files_name."
+                "when it was pulled (its sha256 differs); nothing was replaced. Pull it under another name "
+                "(model_files_name)."
             )
 
 

@@ -266,7 +266,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _ask_images(self, work: _Work, task_vars: dict[str, Any]) -> list[planner.Refusal]:
         """The engine image's own parser reads each command, and the new router says whether it would start,
-        while what ran before still serves. An image that isn't there yet can't be asked.
+        while what ran before still serves. An image that isn't there yet can't be asked; nor can the router's
+        in check mode, where its name may still be that of one which this run would make anew.
         """
         plan, desired = work.plan, work.wish.desired
         refusals: list[planner.Refusal] = []
@@ -274,7 +275,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             script = _role_file("ask_arguments.py").decode("utf-8")
             question = deployment.engine_question(plan, desired, script)
             refusals += planner.check_answer(plan, self._ask_image(question, task_vars))
-        if plan.router_image.id != planner.UNKNOWN_IMAGE_ID:
+        if plan.router_image.id != planner.UNKNOWN_IMAGE_ID and not self._task.check_mode:
             question = deployment.router_question(plan, work.rendering, desired)
             refusals += planner.check_router_answer(plan, self._ask_image(question, task_vars))
         return refusals

@@ -1,7 +1,8 @@
-"""The playbook that pulls a model, with the client of the real engine image, from a hub on this machine."""
+"""The playbook and the operator's command pull a model, with the real client, from a hub on this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -9,8 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ class Pulling:
     models: Path
     outputs: list[str] = field(default_factory=list)
 
+    playbook: str = "playbooks/pull_model.yml"
+
     def __call__(self, *words: str, token: str = TOKEN, fails: bool = False, **values: Any) -> str:
         """Pull; answers the output. More `values` are variables."""
         variables = {
@@ -60,7 +64,7 @@ class Pulling:
             "frontdoor_instance": INSTANCE,
             **values,
         }
-        command = ["ansible-playbook", "-i", "inventory/rehearsal", "playbooks/pull_model.yml", "-vvv"]
+        command = ["ansible-playbook", "-i", "inventory/rehearsal", self.playbook, "-vvv"]
         command += ["-e", json.dumps(variables), *words]
         environment = {**os.environ, "HF_TOKEN": token, "DOCKER_HOST": HOST}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
@@ -80,6 +84,25 @@ class Pulling:
     @property
     def model(self) -> Path:
         return self.models / "Small-Model"
+
+    @property
+    def vllmctl(self) -> Path:
+        return self.models.parent / "vllmctl"
+
+    def put_vllmctl(self) -> str:
+        """Put the operator's command onto the box, and what it goes by."""
+        (Path("/opt/vllm-frontdoor") / INSTANCE / "router").mkdir(parents=True, exist_ok=True)
+        operator = replace(self, playbook="tests/docker/hub/operator.yml")
+        return operator(router_vllmctl_path=str(self.vllmctl))
+
+    def start_vllmctl(self, token: str = TOKEN) -> subprocess.Popen[str]:
+        """Pull as an operator does, on the box, without this repository."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {"PATH": path, "HF_TOKEN": token, "DOCKER_HOST": HOST, "HOME": "/"}
+        return subprocess.Popen(
+            [self.vllmctl, "--instance", INSTANCE, "pull", NAME, "--json"],
+            cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
 
 def in_one_line(output: str) -> str:
@@ -169,3 +192,45 @@ def test_a_container_that_is_taken_away_is_said_and_the_next_run_goes_on(pulling
     assert "has arrived for 3 s" in said and not pulling.model.exists()
     repository.hang_after_bytes.clear()
     assert "put in place" in in_one_line(pulling())
+
+
+def process_list() -> str:
+    """The arguments of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return "\n".join(found)
+
+
+def test_the_operator_pulls_on_the_box_and_the_playbook_finds_the_same(pulling: Pulling) -> None:
+    pulling.put_vllmctl()
+    assert changed(pulling.put_vllmctl()) == 0
+
+    with pulling.start_vllmctl(token="") as refused:
+        out, said = refused.communicate(timeout=300)
+    assert (refused.returncode, out) == (1, "") and "is gated: ask for access there" in said
+
+    repository = pulling.hub.repositories[NAME]
+    repository.hang_after_bytes[SECOND] = 100_000
+    with pulling.start_vllmctl() as running:
+        deadline = time.monotonic() + 300
+        while not any(each.method == "GET" and each.path.endswith(SECOND) for each in pulling.hub.asked):
+            assert running.poll() is None and time.monotonic() < deadline, "no download"
+            time.sleep(0.2)
+        assert TOKEN not in process_list()
+        assert TOKEN not in docker("inspect", "vllm-frontdoor-pulling-Small-Model")
+        repository.damaged[SECOND] = 1
+        repository.hang_after_bytes.clear()
+        pulling.hub.released.set()
+        out, said = running.communicate(timeout=300)
+    assert (running.returncode, said) == (0, "")
+    found = json.loads(out)
+    assert (found["action"], found["verdict"], found["commit"]) == ("pull", "verified", COMMIT)
+    assert all((pulling.model / name).read_bytes() == content for name, content in FILES.items())
+    (kept,) = found["kept_aside"]
+    assert Path(kept).parent == pulling.models / ".bad/Small-Model"
+    assert "pulling-Small-Model" not in docker("ps", "--all", "--format", "{{.Names}}")
+    assert not list(Path("/run/vllm-frontdoor").glob("pulling-*"))
+
+    assert changed(pulling()) == 0, "the playbook takes it for its own"

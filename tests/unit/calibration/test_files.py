@@ -32,6 +32,17 @@ def test_the_page_keeps_what_other_runs_measured_and_drops_what_is_gone(tmp_path
     assert json.loads((files.folder / "text.json").read_bytes()) == {"service": "text"}
 
 
+def test_the_picture_goes_with_what_it_shows(tmp_path: Path) -> None:
+    files = Files(tmp_path, "default")
+    files.keep(measured("text"), {})
+    files.write_page(["text"])
+    assert "](memory.svg)" in (tmp_path / PAGE).read_text()
+    assert (tmp_path / "memory.svg").read_text().startswith("<svg ")
+    files.write_page([])
+    assert not (tmp_path / "memory.svg").exists()
+    assert "memory.svg" not in (tmp_path / PAGE).read_text()
+
+
 def test_a_damaged_measurement_is_left_out(tmp_path: Path) -> None:
     files = Files(tmp_path, "default")
     replace_file(tmp_path / "measured/text.json", b"{")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from frontdoor_calibration import page
+from frontdoor_calibration import page, units
 from frontdoor_calibration.figures import Measurement, Reading, Round, spread
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +74,14 @@ def test_every_table_has_as_many_cells_in_each_line() -> None:
             block = []
 
 
+def test_the_page_shows_the_picture_where_there_is_one() -> None:
+    picture = "![Memory by service and depth, as bars](memory.svg)"
+    assert picture in page.page([ON_GPU], "default").splitlines()
+    assert picture not in page.page(
+        [replace(ON_CPU, rounds=(Round({}, {"awake": Reading(0, 0)}),))], "default"
+    )
+
+
 def test_nothing_measured_is_said() -> None:
     assert "Nothing has been measured yet." in page.page([], "default")
 
@@ -81,7 +89,7 @@ def test_nothing_measured_is_said() -> None:
 @given(st.lists(st.floats(0, 1e9, allow_nan=False), min_size=1, max_size=8))
 def test_bars_grow_with_what_they_show(values: list[float]) -> None:
     marks = [(f"m{number}", spread([value])) for number, value in enumerate(values)]
-    lines = page.bars(marks, page.duration)
+    lines = page.bars(marks, units.duration)
     if max(values) == 0:
         assert lines == []
         return
@@ -96,9 +104,9 @@ def test_bars_grow_with_what_they_show(values: list[float]) -> None:
     ("number", "words"), [(0.123, "0.12 s"), (9.99, "9.99 s"), (61.4, "61 s"), (0.0, "0.00 s")]
 )
 def test_times_have_their_unit(number: float, words: str) -> None:
-    assert page.duration(number) == words
+    assert units.duration(number) == words
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 MiB"), (GIB, "1.00 GiB"), (GIB // 2, "512 MiB")])
 def test_sizes_have_their_unit(number: int, words: str) -> None:
-    assert page.size(number) == words
+    assert units.size(number) == words

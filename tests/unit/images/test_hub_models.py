@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from ansible.module_utils.model_files_folder import save_record
 from ansible.module_utils.model_files_hub import Record, Wanted, check_wanted, job_digest, load_record
+from ansible.module_utils.model_files_look import look
+from ansible.module_utils.model_files_place import place
 from ansible.module_utils.model_files_places import Places
 from ansible.module_utils.model_files_progress import progress
 from ansible.module_utils.model_files_rules import PackageError
-from model_files_hub_place import place
-from model_files_hub_state import look
 
 COMMIT = "c" * 40
 

@@ -227,6 +227,19 @@ def test_where_clients_ask(machine: Path, address: str, more: str, url: str) -> 
         assert find_box("a").admin_url
 
 
+def test_the_models_folder_is_what_the_deployment_says_or_the_usual_one(machine: Path) -> None:
+    (machine / "a" / "router").mkdir(parents=True)
+    box = find_box("a")
+    assert box.models == machine / "var/models"
+    with pytest.raises(CommandError, match="run the site playbook again"):
+        box.pulling()
+    (box.root / "pull.json").write_text('{"models_root": "/srv/models"}')
+    assert box.models == Path("/srv/models")
+    for damaged in ("[", "[]", "{}"):
+        (box.root / "pull.json").write_text(damaged)
+        assert box.models == machine / "var/models"
+
+
 def test_models_are_those_on_disk_and_those_mounted(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "weights").write_bytes(b"12345")

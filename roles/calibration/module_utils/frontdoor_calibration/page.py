@@ -1,14 +1,14 @@
-"""The page for people: a table of what was measured, and bars that show it. Pure."""
+"""The page for people: tables, with bars of the times and a picture of the memory. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from .figures import DEPTHS, STEPS, Measurement, Spread, device_sizes, host_sizes, plan_figures, spread, times
+from .picture import PICTURE, picture
+from .units import duration, size
 
 BAR_CELLS = 40
-_GIB = 2**30
-_MIB = 2**20
 _WORDS = {
     "start": "start (new process, canary asked)",
     "sleep": "awake → sleeping",
@@ -41,16 +41,6 @@ def page(measured: Sequence[Measurement], instance: str) -> str:
     return "\n".join(parts)
 
 
-def duration(seconds: float) -> str:
-    """A time with its unit."""
-    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def size(count: float) -> str:
-    """A number of bytes with its unit."""
-    return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
-
-
 def _cell(found: Spread | None, unit: Callable[[float], str]) -> str:
     if found is None:
         return "not measured"
@@ -81,17 +71,15 @@ def _times(measured: Sequence[Measurement]) -> list[str]:
 
 
 def _memory(measured: Sequence[Measurement]) -> list[str]:
-    rows, marks = [], []
+    rows = []
     for each in measured:
         for depth in DEPTHS:
             host, device = spread(host_sizes(each, depth)), spread(device_sizes(each, depth))
             on_device = "no memory of its own (cpu)" if each.on_cpu else _cell(device, size)
             rows.append([each.service, depth, _cell(host, size), on_device])
-            marks.append((f"{each.service} {depth}, host", host))
-            if device is not None:
-                marks.append((f"{each.service} {depth}, GPU", device))
     head = ["service", "depth", "host memory", "memory of the fullest GPU"]
-    return [*_table(head, rows), "", *bars(marks, size)]
+    shown = [] if picture(measured) is None else ["", f"![Memory by service and depth, as bars]({PICTURE})"]
+    return [*_table(head, rows), *shown]
 
 
 def _plan(measured: Sequence[Measurement]) -> list[str]:

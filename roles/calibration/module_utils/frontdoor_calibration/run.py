@@ -19,6 +19,7 @@ from .engines import Engine
 from .figures import Measurement, MeasurementError, from_document, newest, to_document
 from .meter import Meter
 from .page import page
+from .picture import PICTURE, picture
 from .router import Admin, RouterError, Service
 
 PAGE = "CALIBRATION.md"
@@ -65,9 +66,14 @@ class Files:
         replace_file(self.folder / name, _json(for_the_plan))
 
     def write_page(self, services: Iterable[str]) -> None:
-        """The page of all measurements of services that there still are."""
+        """The page and the picture of all measurements of services that there still are."""
         found = [each for name in services if (each := self._measurement(name)) is not None]
-        replace_file(self.folder / PAGE, page(newest([], found), self.instance).encode())
+        measured = newest([], found)
+        if (drawn := picture(measured)) is not None:
+            replace_file(self.folder / PICTURE, drawn.encode())
+        replace_file(self.folder / PAGE, page(measured, self.instance).encode())
+        if drawn is None:
+            (self.folder / PICTURE).unlink(missing_ok=True)
 
     def _measurement(self, service: str) -> Measurement | None:
         """None where there is none that this version reads; it is measured again some day."""

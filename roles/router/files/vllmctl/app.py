@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from vllmctl import logs, looking, ordering
+from vllmctl import logs, looking, ordering, pulling
 from vllmctl.errors import CommandError
 from vllmctl.session import Session
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 looking.add_to(app)
 ordering.add_to(app)
 logs.add_to(app)
+pulling.add_to(app)
 
 
 @app.callback(epilog="Example: vllmctl --instance rehearsal status")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllmctl.errors import CommandError
 
@@ -24,8 +26,22 @@ class Box:
 
     @property
     def models(self) -> Path:
-        """The folder of the models, shared by all instances."""
-        return self.state.parent / "models"
+        """The folder of the models, shared by all instances: what the deployment says, or the usual one."""
+        try:
+            return Path(self.pulling()["models_root"])
+        except (CommandError, KeyError, TypeError):
+            return self.state.parent / "models"
+
+    def pulling(self) -> dict[str, Any]:
+        """What the deployment says about pulling models; raises CommandError where it can't be read."""
+        path = self.root / "pull.json"
+        try:
+            settings = json.loads(_read(path))
+        except ValueError:
+            settings = None
+        if not isinstance(settings, dict):
+            raise CommandError(f"{path} is damaged (no JSON object); run the site playbook again.")
+        return settings
 
     @property
     def admin_url(self) -> str:

@@ -334,5 +334,6 @@ def _named(content: bytes, where: Where, content_type: str) -> NamedBody:
     try:
         return find_model_in_form(content_type, content) if where is Where.FORM else find_model(content)
     except UnusableBodyError as error:
-        code = "missing_required_parameter" if error.param else None
-        raise bad_request(str(error), error.param, code) from None
+        raise bad_request(
+            str(error), error.param, code="missing_required_parameter" if error.param else None
+        ) from None
