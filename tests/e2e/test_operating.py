@@ -5,10 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import urllib.request
+from typing import Any
 
 import pytest
-from rehearsal_box import ADMIN, INSTANCE, Deployed, container_ids, container_name, docker, service_status
+from rehearsal_box import (
+    ADMIN,
+    INSTANCE,
+    Deployed,
+    admin,
+    container_ids,
+    container_name,
+    docker,
+    service_status,
+)
 
+from tests.standin.processes import wait_until
+
+PATIENCE_SECONDS = 300
 VLLMCTL = "/usr/local/bin/vllmctl"
 
 
@@ -33,6 +46,25 @@ def test_status_measures_memory() -> None:
     head, *lines = vllmctl("status").splitlines()
     assert "MEMORY" in head
     assert all(" host" in line for line in lines)
+
+
+def test_launchers_measure_and_the_plan_is_kept() -> None:
+    """In the engines' own containers, which have no capability; the plan's figures reach the router."""
+    wait_until(
+        lambda: all(
+            device["over_plan"] is False and device["used_bytes"] > 100_000_000 for device in device_memory()
+        ),
+        PATIENCE_SECONDS,
+        "both devices are measured and within the plan",
+    )
+    assert [each["name"] for each in device_memory()] == ["left", "right"]
+
+
+def device_memory() -> list[dict[str, Any]]:
+    """What the router says of the devices' memory."""
+    found: list[dict[str, Any]] = admin("/admin/status", method="GET")["device_memory"]
+    print([{name: each[name] for name in ("name", "used_bytes", "planned_bytes")} for each in found])
+    return found
 
 
 def test_sleep_and_up_move_the_real_engine() -> None:

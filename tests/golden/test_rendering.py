@@ -6,12 +6,15 @@ When a change is meant: `UPDATE_GOLDEN=1 pytest tests/golden` writes what is ren
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import jsonschema
 import pytest
 from frontdoor_plan import plan_table, render
 from plan_support import BOX_OF_GROUP, LAUNCHER, box, planned, variables
+from wake_router import memory_plan
 from wake_router.registry import parse_registry
 from wake_router.settings import read_settings
 
@@ -60,6 +63,12 @@ def test_the_router_understands_what_is_rendered_for_it(group: str) -> None:
     assert [service.devices for service in registry.services] == [
         tuple(device.key for device in placement.devices) for placement in plan.placements
     ]
+    jsonschema.validate(json.loads(files["registry/device-memory.json"]), memory_plan.schema())
+    figures = memory_plan.parse_memory_plan(files["registry/device-memory.json"])
+    assert [device.device for device in figures.devices] == [device.key for device in plan.devices]
+    assert {(share.service, share.device) for share in figures.shares} == {
+        (placement.service.name, device.key) for placement in plan.placements for device in placement.devices
+    }
     lines = files["router/router.env"].decode().splitlines()
     settings = read_settings(dict(line.split("=", 1) for line in lines))
     assert settings.public_address.port == plan.instance.public_port

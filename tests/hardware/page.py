@@ -64,6 +64,11 @@ PARTS = (
         "recorded forms of its output",
     ),
     Part(
+        "nvidia-smi-in-container",
+        "`nvidia-smi` in an engine's container, as its launcher asks it for used and total memory by UUID",
+        "scripts in its place that answer in its form, answer otherwise, and hang",
+    ),
+    Part(
         "kernel-log", "the watcher on a kernel log in which a real fault appears", "recorded forms of lines"
     ),
     Part("acs", "ACS bits of the ports above a GPU, read from `/sys`", "made configuration spaces"),

@@ -21,6 +21,9 @@ INSTANCE = "test"
 VLLMCTL = ROOT / "roles" / "router" / "files" / "vllmctl"
 BOX_EVIDENCE = ROOT / "tests/unit/gpu_diag/fixtures/original-box"
 SECONDS = 120
+GIB = 2**30
+GPU = "GPU-00000000-0000-4000-8000-000000000000"
+"""The second engine's device; the first one's is a part of the processor."""
 
 
 @dataclass
@@ -127,13 +130,18 @@ def frontdoor(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterat
     """Started once for a module; every test leaves it usable."""
     folder = tmp_path_factory.mktemp("box")
     text = Engine(token_file=folder / "router" / "launchers" / "text" / "token").start()
-    embed = Engine(name="embed", model="Stand-In-Embed", task="embed", device="cpu:right").start()
+    embed = Engine(name="embed", model="Stand-In-Embed", task="embed", device=GPU).start()
     shutil.copytree(BOX_EVIDENCE, folder / "var" / INSTANCE / "evidence")
     router = Router(
         folder / "router",
-        {"FRONTDOOR_EVIDENCE": str(folder / "var" / INSTANCE / "evidence"), "ROUTER_HELD_MAX": "8"},
+        {
+            "FRONTDOOR_EVIDENCE": str(folder / "var" / INSTANCE / "evidence"),
+            "ROUTER_HELD_MAX": "8",
+            "ROUTER_MEMORY_INTERVAL": "1",
+        },
     )
     router.register(text.registry_entry(), embed.registry_entry())
+    router.plan_memory(("text", "cpu:left", 2 * GIB, 2 * GIB), ("embed", GPU, 9 * GIB, 2 * GIB))
     started = Frontdoor(folder, router, text, embed, program)
     _lay_out(started)
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from wake_router.device_memory import TOLERANCE
 
 from tests.operating.conftest import Frontdoor
 from tests.standin.ports import free_port
@@ -48,6 +49,11 @@ def test_every_rule_fires_when_it_should_and_only_then() -> None:
     names = [rule["alert"] for rule in ALERTS]
     assert [case["alertname"] for case in well["alert_rule_test"]] == names
     assert [case["alertname"] for case in wrong["alert_rule_test"] if case["exp_alerts"]] == names
+
+
+def test_the_alert_on_memory_has_the_tolerance_of_the_status_page() -> None:
+    (rule,) = (rule for rule in ALERTS if rule["alert"] == "FrontdoorDeviceMemoryOverPlan")
+    assert rule["expr"].endswith(f"> {TOLERANCE} * frontdoor_device_memory_total_bytes")
 
 
 def test_every_alert_says_what_to_do() -> None:

@@ -198,12 +198,61 @@ def test_text_has_contrast(frontdoor: Frontdoor, browser: Browser, scheme: str) 
     assert browser.value(CONTRAST) >= 4.5
 
 
+def test_memory_is_shown_as_bars_with_words(frontdoor: Frontdoor, browser: Browser) -> None:
+    opened(browser, frontdoor)
+    memory = "section[aria-labelledby=memory]"
+    shows(browser, "embed, awake: planned 9.0 GiB (asleep 2.0 GiB, estimated)", memory)
+    shows(browser, "Together: planned 9.0 GiB, measured 7.5 GiB", memory)
+    shows(browser, "resident memory plays the part of a GPU's", memory)
+    shows(browser, "text, awake: planned 2.0 GiB, holds ", memory)
+    titles = browser.value(f"[...document.querySelectorAll('{memory} svg title')].map(t => t.textContent)")
+    assert len(titles) == 4
+    assert all(any(word in title for word in ("planned", "measured")) for title in titles)
+    frontdoor.router.order("services/embed/sleep", 60)
+    shows(browser, "Together: planned 2.0 GiB, measured 954 MiB", memory)
+    frontdoor.embed.fault(memory_of_others=30_000_000_000)
+    shows(browser, "over plan", memory)
+    frontdoor.embed.fault(memory_of_others=0)
+    wait_until(lambda: "over plan" not in browser.text(memory), SECONDS, "the plan is kept again")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_bars_fit_and_can_be_told_apart(frontdoor: Frontdoor, browser: Browser, scheme: str) -> None:
+    """At least 3 to 1 against what they lie on, as WCAG 2.2 asks of pictures (AA)."""
+    browser.resize(360)
+    browser.prefer(scheme)
+    opened(browser, frontdoor)
+    shows(browser, "measured 7.5 GiB", "section[aria-labelledby=memory]")
+    boxes = browser.value(BARS)
+    assert len(boxes) == 4
+    for box in boxes:
+        assert box["width"] > 100 and box["right"] <= 360, box
+        assert all(contrast >= 3 for contrast in box["contrasts"]) and box["contrasts"], box
+
+
+BARS = """
+(() => {
+  const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+    .map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const contrast = (one, other) => { const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
+    return (a + .05) / (b + .05); };
+  const fill = (e) => getComputedStyle(e).fill;
+  return [...document.querySelectorAll('svg.bar')].map(bar => {
+    const box = bar.getBoundingClientRect(), ground = fill(bar.querySelector('.ground'));
+    return { width: box.width, right: box.right,
+      contrasts: [...bar.querySelectorAll('rect:not(.ground)')].map(e => contrast(fill(e), ground)) }; });
+})()
+"""
+
+
 def test_it_can_be_read_without_javascript(frontdoor: Frontdoor, browser: Browser) -> None:
     browser.without_scripts()
     browser.open(f"{frontdoor.router.admin}/status")
     text = browser.text()
     assert "Stand-In-1B" in text
     assert "use vllmctl" in text
+    assert "Together: planned" in text and browser.value("document.querySelectorAll('svg.bar').length") == 4
     assert browser.value("[...document.querySelectorAll('main button')].every(b => b.hidden)")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.operating.conftest import Frontdoor
+from tests.operating.conftest import GPU, Frontdoor
 from tests.standin.processes import HTTP, wait_until
 
 COMMANDS = (
@@ -47,6 +47,25 @@ def test_status_for_people_and_for_programs(frontdoor: Frontdoor) -> None:
     assert text.split()[:3] == ["text", "Stand-In-1B", "awake"]
     assert embed.split()[:3] == ["embed", "Stand-In-Embed", "awake"]
     assert [each["name"] for each in frontdoor.json("status")["services"]] == ["text", "embed"]
+
+
+def test_memory_is_shown_where_it_is_measured(frontdoor: Frontdoor) -> None:
+    def lines() -> dict[str, str]:
+        return {line.split()[0]: line for line in frontdoor.succeed("status").splitlines()}
+
+    wait_until(lambda: "7.5 GiB device, 477 MiB host" in lines()["embed"], 60, "what the launcher measured")
+    assert re.search(r"\d+ MiB host", lines()["text"])
+    assert "MEMORY" in lines()["SERVICE"]
+    top = frontdoor.succeed("top", "--interval", "0.2", "--count", "1")
+    assert "7.5 GiB device" in top
+    status = frontdoor.json("status")
+    assert [each["device"] for each in status["device_memory"]] == ["cpu:left", GPU]
+    frontdoor.embed.fault(memory_of_others=30_000_000_000)
+    wait_until(lambda: frontdoor.router.device_memory(GPU)["over_plan"], 60, "more than planned")
+    examined = frontdoor.run("doctor")
+    assert "the plan allows 9.0 GiB now" in examined.out
+    frontdoor.embed.fault(memory_of_others=0)
+    wait_until(lambda: frontdoor.router.device_memory(GPU)["over_plan"] is False, 60, "as planned")
 
 
 def test_status_is_shown_again_and_again(frontdoor: Frontdoor) -> None:

@@ -40,6 +40,12 @@ class Faults:
     """So many wake calls find too little device memory."""
     no_memory_while_awake: str | None = None
     """Wake calls find too little device memory while the engine at this address is awake."""
+    memory_of_others: int = 0
+    """So many bytes of each device are used by somebody else."""
+    memory_problem: str | None = None
+    """Why its launcher can't tell what is used."""
+    memory_status: int = 200
+    """With which its launcher answers /memory; 404: one of an earlier release."""
     half_woken_is_garbage: bool = False
     """A wake that ran out of memory leaves bad weights behind."""
 

@@ -170,6 +170,39 @@ class Router:
         (self.folder / "registry.json").write_text(json.dumps(document))
         (self.folder / "token").write_text(TOKEN)
 
+    def plan_memory(self, *figures: tuple[str, str, int, int], total: int = 80 * 2**30) -> None:
+        """Write the plan's figures: service, device, bytes awake and asleep; each device has `total`."""
+        document = {
+            "schema_version": 1,
+            "devices": [
+                {
+                    "device": device,
+                    "name": f"the {device}",
+                    "kind": "cuda" if device.startswith("GPU-") else "cpu",
+                    "total_bytes": total,
+                    "limit_bytes": total * 88 // 100,
+                }
+                for device in dict.fromkeys(device for _, device, _, _ in figures)
+            ],
+            "shares": [
+                {
+                    "service": service,
+                    "device": device,
+                    "awake_bytes": awake,
+                    "asleep_bytes": asleep,
+                    "measured": False,
+                }
+                for service, device, awake, asleep in figures
+            ],
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "device-memory.json").write_text(json.dumps(document))
+
+    def device_memory(self, device: str) -> dict[str, Any]:
+        """What it says of a device's memory."""
+        devices = HTTP.get(f"{self.admin}/admin/status").json()["device_memory"]
+        return next(dict(each) for each in devices if each["device"] == device)
+
     def start(self) -> Router:
         """Start it and wait until it answers."""
         environment = {

@@ -20,6 +20,8 @@ from aiohttp import ClientSession, web
 from tests.standin.brain import Brain, Dialect
 
 ANSWER = ["The", " capital", " of", " France", " is", " Paris", "."]
+HOST_BYTES_ON_GPUS = 500_000_000
+GPU_BYTES = 80 * 2**30
 GREEN = frozenset({"/health", "/metrics", "/v1/models", "/version"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -81,9 +83,10 @@ class StandIn:
         return app
 
     def launcher_application(self) -> web.Application:
-        """The launcher's only route."""
+        """The launcher's routes."""
         app = web.Application()
         app.router.add_get("/state", self._launcher_state)
+        app.router.add_get("/memory", self._launcher_memory)
         return app
 
     # ---- faults
@@ -144,6 +147,27 @@ class StandIn:
                 "child_exit": None,
             }
         )
+
+    async def _launcher_memory(self, request: web.Request) -> web.Response:
+        """Of a GPU, what its engine and others use; a CPU device is in the engine's resident memory."""
+        faults = self.brain.faults
+        used = {device: size + faults.memory_of_others for device, size in self.brain.memory.items()}
+        gpus = {device: size for device, size in used.items() if device.startswith("GPU-")}
+        resident = sum(size for device, size in used.items() if device not in gpus) or HOST_BYTES_ON_GPUS
+        known = faults.memory_problem is None
+        document = {
+            "schema_version": 1,
+            "service": "stand-in",
+            "age_seconds": 0.0,
+            "resident_bytes": resident if known or gpus else None,
+            "devices": {
+                device: {"used_bytes": size, "total_bytes": GPU_BYTES}
+                for device, size in gpus.items()
+                if known
+            },
+            "problems": [] if known else [faults.memory_problem],
+        }
+        return web.json_response(document, status=faults.memory_status)
 
     # ---- the server's own
 

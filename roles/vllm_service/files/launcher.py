@@ -12,6 +12,9 @@ The order (`POST /restart`) needs the token of a file that only root and the rou
 host and the engine itself reach the port; the engine could read the token too, but it needs no order to end
 itself.
 
+When asked (`GET /memory`), it measures what the engine's processes hold of the host's memory and what is
+used of its GPUs; in the thread of whoever asks, so that a hanging driver stops nothing else.
+
 What decides is `step`, a function of its arguments; `Launcher` carries its effects out.
 Standard library only; Python 3.11 or newer.
 """
@@ -44,6 +47,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 STATE_SCHEMA_VERSION = 1
+MEMORY_SCHEMA_VERSION = 1
 
 Phase = Literal["waiting_for_devices", "starting", "healthy", "unhealthy", "stopping"]
 
@@ -80,6 +84,15 @@ HEALTH_TIMEOUT_SECONDS = 5.0
 PROMISES_RETRY_SECONDS = 1.0
 DEVICE_LIST_SECONDS = 10.0
 CLEARANCE_SCHEMA_VERSION = 1
+
+# Who asks twice within this time gets the same answer: measuring walks the engine's page tables.
+MEMORY_CACHE_SECONDS = 2.0
+# A driver that hangs is "unknown" after so long.
+NVIDIA_SMI_SECONDS = 10.0
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
+KIB = 2**10
+MIB = 2**20
+
 # GPU to GPU through host memory: what the plan renders where the peer path is not earned. The digit: NCCL
 # parses an integer and ignores "true".
 STAGED_PATH = {
@@ -391,11 +404,79 @@ def report(state: State, service: str, incarnation: str, now: float) -> dict[str
     }
 
 
+def memory_report(reading: MemoryReading, service: str, now: float) -> dict[str, Any]:
+    """The document that tells what was measured: sizes in bytes, times in seconds; null: not known."""
+    return {
+        "schema_version": MEMORY_SCHEMA_VERSION,
+        "service": service,
+        "age_seconds": round(max(0.0, now - reading.began), 3),
+        "resident_bytes": reading.resident,
+        "devices": {
+            gpu: {"used_bytes": used, "total_bytes": total} for gpu, (used, total) in reading.gpus.items()
+        },
+        "problems": list(reading.problems),
+    }
+
+
 def exit_code_of(wait_status: int) -> int:
     """A child's exit code, or 128 + the number of the signal that killed it, as a shell tells it."""
     if os.WIFSIGNALED(wait_status):
         return EXIT_SIGNAL_BASE + os.WTERMSIG(wait_status)
     return os.WEXITSTATUS(wait_status)
+
+
+# ------------------------------------------------------------------------------ what an engine's memory is
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """What was measured: `resident` is what the engine's processes hold of the host's memory, `gpus` what is
+    used of each GPU, by whomever, and its size; in bytes. What isn't known is absent, and `problems` say why.
+    `began` and `ended` are seconds of a monotonic clock.
+    """
+
+    began: float
+    ended: float
+    resident: int | None
+    gpus: dict[str, tuple[int, int]]
+    problems: tuple[str, ...]
+
+
+def descendants(pid: int, parents: dict[int, int]) -> set[int]:
+    """All that came of a process, without itself; `parents` is the parent of each process."""
+    children: dict[int, list[int]] = {}
+    for child, parent in parents.items():
+        children.setdefault(parent, []).append(child)
+    family: set[int] = set()
+    todo = [*children.get(pid, [])]
+    while todo:
+        each = todo.pop()
+        if each not in family:
+            family.add(each)
+            todo += children.get(each, [])
+    return family
+
+
+def parent_of(stat: str) -> int:
+    """The parent in a process's /proc/PID/stat; a program's name may hold spaces and brackets."""
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def resident_bytes(rollup: str) -> int:
+    """A process's proportional share of its memory, from /proc/PID/smaps_rollup: what several processes share
+    counts once, and what is swapped out counts too."""
+    lines = (line.split() for line in rollup.splitlines() if line.startswith(("Pss:", "SwapPss:")))
+    return sum(int(words[1]) * KIB for words in lines)
+
+
+def gpu_memory(listing: str, gpus: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """Bytes used and in all, of each of these GPUs that nvidia-smi's lines `uuid, MiB, MiB` tell."""
+    found: dict[str, tuple[int, int]] = {}
+    for line in listing.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 3 and words[0] in gpus and words[1].isdecimal() and words[2].isdecimal():
+            found[words[0]] = (int(words[1]) * MIB, int(words[2]) * MIB)
+    return found
 
 
 # ------------------------------------------------------------------------- what an engine was promised
@@ -629,6 +710,98 @@ class Inbox:
         return self._events.popleft() if self._events else None
 
 
+class MeterError(Exception):
+    """Something can't be measured here; a sentence."""
+
+
+class Meter:
+    """Measures what the engine holds. Threads of the state server use it, one at a time."""
+
+    def __init__(self, devices: tuple[str, ...], proc: Path = Path("/proc")) -> None:
+        self._gpus = tuple(device for device in devices if device.startswith("GPU-"))
+        self._proc = proc
+        self._one_at_a_time = threading.Lock()
+        self._newest: MemoryReading | None = None
+        self._helper: subprocess.Popen[str] | None = None
+
+    @property
+    def helper(self) -> int | None:
+        """The process of nvidia-smi, which is none of the engine's, while it is there."""
+        helper = self._helper
+        return helper.pid if helper is not None and helper.poll() is None else None
+
+    def read(self) -> MemoryReading:
+        """What is measured now, or was a moment ago."""
+        with self._one_at_a_time:
+            newest = self._newest
+            if newest is None or time.monotonic() - newest.ended > MEMORY_CACHE_SECONDS:
+                newest = self._newest = self._measure()
+            return newest
+
+    def _measure(self) -> MemoryReading:
+        began = time.monotonic()
+        resident, gpus, problems = None, {}, []
+        try:
+            resident = self._resident()
+        except MeterError as error:
+            problems.append(str(error))
+        try:
+            gpus = gpu_memory(self._ask_nvidia_smi(), self._gpus) if self._gpus else {}
+            if missing := [gpu for gpu in self._gpus if gpu not in gpus]:
+                problems.append(f"nvidia-smi does not tell what is used of {', '.join(missing)}")
+        except MeterError as error:
+            problems.append(str(error))
+        return MemoryReading(began, time.monotonic(), resident, gpus, tuple(problems))
+
+    def _resident(self) -> int:
+        family = descendants(os.getpid(), self._parents()) - {self.helper}
+        sizes = [size for pid in family if (size := self._resident_of(pid)) is not None]
+        if family and not sizes:
+            raise MeterError("the kernel shows no smaps_rollup of the engine's processes")
+        return sum(sizes)
+
+    def _resident_of(self, pid: int) -> int | None:
+        try:
+            return resident_bytes((self._proc / str(pid) / "smaps_rollup").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            return None  # it has ended meanwhile
+        except (OSError, ValueError, IndexError) as error:
+            raise MeterError(f"/proc/{pid}/smaps_rollup cannot be read: {error}") from None
+
+    def _parents(self) -> dict[int, int]:
+        found = {}
+        for stat in self._proc.glob("[0-9]*/stat"):
+            try:
+                found[int(stat.parent.name)] = parent_of(stat.read_text(encoding="utf-8", errors="replace"))
+            except OSError:
+                continue  # it has ended meanwhile
+        return found
+
+    def _ask_nvidia_smi(self) -> str:
+        if self.helper is not None:
+            raise MeterError("nvidia-smi of an earlier try still hangs")
+        try:
+            self._helper = helper = subprocess.Popen(
+                NVIDIA_SMI,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+            )
+        except FileNotFoundError:
+            raise MeterError("nvidia-smi is not in the container") from None
+        except OSError as error:
+            raise MeterError(f"nvidia-smi cannot be run: {error.strerror}") from None
+        try:
+            # Its exit code says nothing: the main loop reaps every child, and may do so first.
+            return helper.communicate(timeout=NVIDIA_SMI_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            # Not waited for: what hangs in the driver can't be killed.
+            helper.kill()
+            raise MeterError(f"nvidia-smi does not answer within {NVIDIA_SMI_SECONDS:g} s") from None
+
+
 class RefusedOrderError(Exception):
     """An order that isn't carried out: a status and a sentence."""
 
@@ -638,7 +811,7 @@ class RefusedOrderError(Exception):
 
 
 class StateServer(ThreadingHTTPServer):
-    """Serves the launcher's state at /state and takes orders at /restart."""
+    """Serves the launcher's state at /state, the engine's memory at /memory; takes orders at /restart."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -662,16 +835,20 @@ class StateServer(ThreadingHTTPServer):
 
 
 class StateHandler(BaseHTTPRequestHandler):
-    """One request for the launcher's state."""
+    """One request to the launcher."""
 
     server: StateServer
     timeout = 10  # seconds; a client that says nothing holds no thread for ever
 
     def do_GET(self) -> None:
-        if self.path.split("?")[0] != "/state":
-            self._answer(404, {"error": {"message": f"no such path: {self.path}; the state is at /state"}})
-            return
-        self._answer(200, self.server.launcher.report())
+        path = self.path.split("?")[0]
+        if path == "/state":
+            self._answer(200, self.server.launcher.report())
+        elif path == "/memory":
+            self._answer(200, self.server.launcher.measure())
+        else:
+            message = f"no such path: {self.path}; the state is at /state, the engine's memory at /memory"
+            self._answer(404, {"error": {"message": message}})
 
     def do_POST(self) -> None:
         """`POST /restart` with a bearer token and `{"incarnation": <the one that shall end>}`."""
@@ -732,6 +909,7 @@ class Launcher:
         self._child_pid: int | None = None
         self._token_file: Path | None = options.token_file
         self._health = HealthWatch(self._health_url, self._inbox, lambda: self._state)
+        self._meter = Meter(self._state.devices)
         self._told_waiting_for: str | None = None
         self._exit_code: int | None = None
         self._server = StateServer(options.state_address, options.state_port, self)
@@ -739,6 +917,10 @@ class Launcher:
     def report(self) -> dict[str, Any]:
         """The state document; called from the server's threads, so it reads the state once."""
         return report(self._state, self._service, self._incarnation, time.monotonic())
+
+    def measure(self) -> dict[str, Any]:
+        """The document about the engine's memory; called from the server's threads."""
+        return memory_report(self._meter.read(), self._service, time.monotonic())
 
     def restart(self, authorization: str, incarnation: Callable[[], str]) -> None:
         """Take an order to start the engine anew; called from the server's threads.
@@ -872,6 +1054,8 @@ class Launcher:
 
     def _renew(self) -> None:
         for pid in _children_of_this_process():
+            if pid == self._meter.helper:
+                continue
             # The child itself is reaped; what is left was orphaned outside its process group.
             os.kill(pid, signal.SIGKILL)
             self._log(f"SIGKILL: sent to process {pid}, which the engine left running")

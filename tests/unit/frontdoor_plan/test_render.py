@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
 import yaml
 from frontdoor_plan import Rendering, deployment, render
+from frontdoor_plan.device_memory import device_memory
 from frontdoor_plan.document import to_yaml
 from frontdoor_plan.instance import LABEL_DEFINITION
 from frontdoor_plan.render import definition_of
@@ -16,6 +19,7 @@ RAW = variables("gpu_boxes")
 BOX = box("three_gpus")
 CPU_RAW = variables("rehearsal")
 CPU_BOX = box("rehearsal")
+GIB, MIB = 2**30, 2**20
 
 
 def _render(raw: dict[str, Any] = RAW, facts: dict[str, Any] = BOX, launcher: bytes = LAUNCHER) -> Rendering:
@@ -193,6 +197,54 @@ def test_the_registry_has_the_routers_shape() -> None:
         "may_record_canary": True,
     }
     assert by_name["ocr"]["idle_sleep_seconds"] == 0
+
+
+def _device_memory(rendering: Rendering) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(rendering.files["registry/device-memory.json"])
+    return document
+
+
+def test_the_figures_of_the_plan_lie_beside_the_registry_which_older_routers_read() -> None:
+    document = _device_memory(_render())
+    gpu = document["devices"][2]
+    assert (gpu["name"], gpu["kind"], gpu["total_bytes"]) == ("gpu2", "cuda", 80 * GIB)
+    assert gpu["limit_bytes"] == int(80 * GIB * Decimal("0.88"))
+    shares = {each["service"]: each for each in document["shares"]}
+    assert shares["embed"] == {
+        "service": "embed",
+        "device": gpu["device"],
+        "awake_bytes": 20 * GIB,
+        "asleep_bytes": 5 * GIB,
+        "measured": False,
+    }
+
+
+def test_a_residue_above_the_share_is_what_the_plan_allows() -> None:
+    shares = _device_memory(_render(with_service(RAW, "ocr", memory_fraction=0.05)))["shares"]
+    (ocr,) = [each for each in shares if each["service"] == "ocr"]
+    assert (ocr["awake_bytes"], ocr["asleep_bytes"]) == (5 * GIB, 5 * GIB)
+
+
+def test_on_the_cpu_the_hosts_memory_plays_the_gpus_part() -> None:
+    document = _device_memory(_render(CPU_RAW, CPU_BOX))
+    assert {each["kind"] for each in document["devices"]} == {"cpu"}
+    assert all(each["awake_bytes"] == each["asleep_bytes"] > 0 for each in document["shares"])
+
+
+def test_an_engine_on_several_cpu_devices_has_a_part_on_each() -> None:
+    plan = planned(CPU_RAW, CPU_BOX)
+    text = plan.placements[0]
+    split = replace(plan, placements=(replace(text, devices=plan.devices),))
+    first, second = json.loads(device_memory(split))["shares"]
+    assert (first["device"], second["device"]) == ("cpu:left", "cpu:right")
+    assert first["awake_bytes"] == second["awake_bytes"] == text.memory.host.size // 2
+
+
+@pytest.mark.parametrize("difference", [-3 * MIB, 3 * MIB])
+def test_a_few_mebibytes_of_the_host_change_no_file(difference: int) -> None:
+    before = _render(CPU_RAW, CPU_BOX | {"memory_bytes": 24 * GIB + 20 * MIB})
+    after = _render(CPU_RAW, CPU_BOX | {"memory_bytes": 24 * GIB + 20 * MIB + difference})
+    assert before.files == after.files
 
 
 @pytest.mark.parametrize(

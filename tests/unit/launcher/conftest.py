@@ -30,6 +30,8 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = PATI
 class RunningLauncher:
     """One launcher with the test engine as its child."""
 
+    memory_cache_seconds = 2.1
+
     def __init__(
         self,
         folder: Path,
@@ -59,10 +61,18 @@ class RunningLauncher:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log)
 
-    def state(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.state_port}/state", timeout=5) as answer:
+    def ask(self, path: str, seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.state_port}{path}", timeout=seconds) as answer:
             document: dict[str, Any] = json.load(answer)
         return document
+
+    def state(self) -> dict[str, Any]:
+        return self.ask("/state", 5)
+
+    def memory(self) -> dict[str, Any]:
+        """What it measures, once the last answer is too old to be given again."""
+        time.sleep(self.memory_cache_seconds)
+        return self.ask("/memory")
 
     def phase(self) -> str:
         try:

@@ -2,7 +2,7 @@
 
 Usage: engine.py PORT [--ready-after SECONDS] [--exit-after SECONDS] [--exit-code N] [--log FILE]
                       [--orphans N] [--straggler] [--escapee] [--ignore-term] [--toggle FILE]
-                      [--close-port FILE]
+                      [--close-port FILE] [--hold MEBIBYTES [--orphaned]]
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--close-port", type=Path, help="stop listening, and live on, once this file is there"
     )
+    parser.add_argument("--hold", type=int, default=0, help="have a child hold so many MiB of memory")
+    parser.add_argument("--orphaned", action="store_true", help="of which its parent leaves")
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--toggle", type=Path, help="healthy only while this file is absent")
     return parser.parse_args()
@@ -81,6 +83,12 @@ def main() -> None:
     if given.escapee:
         sleeper = [sys.executable, "-c", "import time;time.sleep(60)"]
         note(f"escapee {subprocess.Popen(sleeper, start_new_session=True).pid}")
+    if given.hold:
+        holder = f"import time; held = bytearray(b'x') * ({given.hold} * 2**20); time.sleep(600)"
+        shell = '"$0" -c "$1" & echo $!' if given.orphaned else 'echo $$; exec "$0" -c "$1"'
+        started = subprocess.Popen(["/bin/sh", "-c", shell, sys.executable, holder], stdout=subprocess.PIPE)
+        assert started.stdout is not None
+        note(f"holder {started.stdout.readline().decode().strip()}")
     server = ThreadingHTTPServer(("127.0.0.1", given.port), Health)
     if given.close_port is not None:
         threading.Thread(target=close_once_told, args=(server, given.close_port, note), daemon=True).start()

@@ -9,13 +9,14 @@ import pytest
 from vllmctl import findings, names
 from vllmctl.box import find_box
 from vllmctl.chatting import deltas
-from vllmctl.containers import Container, memory_by_service
+from vllmctl.containers import Container, Memory, memory_by_service
 from vllmctl.errors import CommandError
 from vllmctl.exposition import Sample, samples, usage
 from vllmctl.findings import Finding, Level
 from vllmctl.logs import read_words
 from vllmctl.measures import duration, rate, size
 from vllmctl.models import models
+from vllmctl.tables import memory_text
 
 SERVICE: dict[str, Any] = {
     "name": "text",
@@ -125,6 +126,38 @@ def test_a_cordoned_device_and_no_service_are_warnings() -> None:
 )
 def test_disks(free: int, read_only: bool, level: Level) -> None:
     assert findings.disk("/x", 100, free, read_only).level is level
+
+
+GIB = 2**30
+TOLD = {"memory": {"resident_bytes": 2 * GIB, "device_bytes": 30 * GIB, "age_seconds": 1.0, "problems": []}}
+
+
+@pytest.mark.parametrize(
+    ("measured", "told", "text"),
+    [
+        (Memory(GIB, 31 * GIB), TOLD, "31.0 GiB device, 1.0 GiB host"),
+        (Memory(GIB, 0), TOLD, "30.0 GiB device, 1.0 GiB host"),
+        (Memory(None, None), TOLD, "30.0 GiB device, 2.0 GiB host"),
+        (None, TOLD, "30.0 GiB device, 2.0 GiB host"),
+        (None, {"memory": TOLD["memory"] | {"device_bytes": None}}, "2.0 GiB host"),
+        (None, {"memory": None}, "-"),
+        (None, {}, "-"),
+        (Memory(0, None), {}, "0 KiB host"),
+    ],
+)
+def test_memory_is_what_was_measured_here_or_else_by_the_launcher(
+    measured: Memory | None, told: dict[str, Any], text: str
+) -> None:
+    assert memory_text(measured, SERVICE | told) == text
+
+
+@pytest.mark.parametrize(("over_plan", "levels"), [(False, [Level.OK]), (True, [Level.WARNING]), (None, [])])
+def test_a_device_over_plan_is_a_warning(over_plan: bool | None, levels: list[Level]) -> None:
+    device = {"name": "gpu0", "used_bytes": 30 * GIB, "planned_bytes": 5 * GIB, "over_plan": over_plan}
+    found = list(findings.memory({"device_memory": [device]}))
+    assert [each.level for each in found] == levels
+    assert all("30.0 GiB of gpu0 are used, the plan allows 5.0 GiB now." in each.text for each in found)
+    assert list(findings.memory({})) == [], "a router of an earlier release"
 
 
 PATH = {
@@ -255,9 +288,9 @@ def test_memory_is_summed_over_a_containers_processes(tmp_path: Path) -> None:
     for pid, parent, pss in ((10, 1, 100), (11, 10, 50), (12, 11, 7), (20, 1, 1000)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} 0")
-        (tmp_path / str(pid) / "smaps_rollup").write_text(f"Rss: 9 kB\nPss:  {pss} kB\n")
+        (tmp_path / str(pid) / "smaps_rollup").write_text(f"Rss: 9 kB\nPss:  {pss} kB\nSwapPss: 1 kB\n")
     found = memory_by_service(
         [Container("text", "c", 10, True, {}), Container("x", "d", 0, False, {})], tmp_path
     )
-    assert found["text"].host_bytes == 157 * 1024
+    assert found["text"].host_bytes == (157 + 3) * 1024
     assert set(found) == {"text"}

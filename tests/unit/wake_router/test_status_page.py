@@ -6,11 +6,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
-from wake_router.admin_contract import Status
+from wake_router.admin_contract import DeviceMemory, Status
 from wake_router.status_page.evidence import EvidenceReader, EvidenceView
+from wake_router.status_page.memory_bars import HEIGHT, WIDTH, memory_section
 from wake_router.status_page.page import PageView, content, page
 from wake_router.status_page.plots import seconds_plot
+from wake_router.status_page.units import size
 
 FIXTURES = Path(__file__).resolve().parents[1] / "gpu_diag/fixtures/original-box"
 BOOT = "22222222-0000-0000-0000-000000000002"
@@ -82,6 +85,79 @@ def test_what_is_gone_is_forgotten(tmp_path: Path) -> None:
     assert [path.kind for path in reads.read(NOW).paths] == ["integrity"]
 
 
+GIB = 2**30
+SHARE: dict[str, Any] = {
+    "service": "text", "depth": "awake", "planned_bytes": 68 * GIB, "awake_bytes": 68 * GIB,
+    "asleep_bytes": 5 * GIB, "asleep_is_measured": False, "resident_bytes": None,
+}  # fmt: skip
+DEVICE: dict[str, Any] = {
+    "device": "GPU-1", "name": "gpu0", "kind": "cuda", "total_bytes": 80 * GIB, "limit_bytes": 72 * GIB,
+    "planned_bytes": 68 * GIB, "used_bytes": 60 * GIB, "age_seconds": 12.0, "over_plan": False,
+    "shares": [SHARE], "problems": [],
+}  # fmt: skip
+
+
+def bars(**changes: Any) -> str:
+    return memory_section([DeviceMemory.model_validate(DEVICE | changes)])
+
+
+def test_each_bar_is_told_in_words() -> None:
+    text = bars()
+    titles = re.findall(r"<title>(.*?)</title>", text)
+    assert titles == [
+        "gpu0: text, awake: planned 68.0 GiB (asleep 5.0 GiB, estimated)",
+        "gpu0: Together: planned 68.0 GiB, measured 60.0 GiB 12 s ago; limit 72.0 GiB of 80.0 GiB",
+    ]
+    for title in titles:
+        assert f"<p>{title.removeprefix('gpu0: ')}</p>" in text
+    assert text.count('role="img"') == len(titles)
+    assert "over plan" not in text and "CPU devices" not in text
+
+
+def test_bars_are_as_long_as_what_they_show() -> None:
+    widths = re.findall(
+        r'class="(\w+(?: over)?)" x="([\d.]+)" y="\d+" width="([\d.]+)"', bars(over_plan=True)
+    )
+    by_name = {name: (float(x), float(width)) for name, x, width in widths}
+    assert by_name["planned"] == (0, WIDTH * 68 / 80)
+    assert by_name["used over"] == (0, WIDTH * 60 / 80)
+    assert by_name["limit"] == (WIDTH * 72 / 80, 1)
+    assert "over plan" in bars(over_plan=True)
+
+
+def test_bars_stay_within_their_frame() -> None:
+    text = bars(used_bytes=900 * GIB, planned_bytes=90 * GIB, limit_bytes=80 * GIB)
+    for x, y, width, height in re.findall(
+        r'<rect class="[\w ]+" x="([\d.]+)" y="(\d+)" width="([\d.]+)" height="(\d+)"', text
+    ):
+        assert 0 <= float(x) + float(width) <= WIDTH
+        assert 0 <= int(y) + int(height) <= HEIGHT
+
+
+def test_what_is_not_known_has_no_bar_and_says_so() -> None:
+    text = bars(used_bytes=None, age_seconds=None, over_plan=None, problems=["nvidia-smi hangs"])
+    assert "measured unknown; limit" in text and "nvidia-smi hangs" in text
+    assert 'class="used' not in text
+    assert "deploy again" in bars(limit_bytes=None, planned_bytes=None)
+    assert "<svg" not in bars(total_bytes=None)
+    assert "nobody measures it" in bars(shares=[], planned_bytes=0, used_bytes=None)
+    assert memory_section([]) == "<p>No device is known.</p>"
+
+
+def test_on_the_cpu_it_says_what_plays_the_gpus_part() -> None:
+    text = bars(kind="cpu", shares=[SHARE | {"resident_bytes": 3 * GIB}], used_bytes=3 * GIB)
+    assert "resident memory plays the part of a GPU" in text
+    assert "together their engines hold 3.0 GiB, the limit is 72.0 GiB" in text
+    assert "text, awake: planned 68.0 GiB, holds 3.0 GiB" in text
+    assert "engines hold unknown" in bars(kind="cpu", used_bytes=None)
+
+
+def test_sizes() -> None:
+    assert [size(each) for each in (None, 0, 5 * 2**20, 3 * GIB // 2, 2**41)] == [
+        *("unknown", "0 MiB", "5 MiB", "1.5 GiB", "2.0 TiB")
+    ]
+
+
 def evil_view() -> PageView:
     service = {
         "name": "text", "model": EVIL, "aliases": [EVIL], "task": "generate", "depth": "awake",
@@ -89,6 +165,8 @@ def evil_view() -> PageView:
         "devices": [EVIL], "incarnation": None, "last_wake_seconds": None, "pinned": False,
         "retry_in_seconds": None, "reason": EVIL, "restartable": True,
     }  # fmt: skip
+    memory = DEVICE | {"device": EVIL, "name": EVIL, "problems": [EVIL]}
+    memory["shares"] = [SHARE | {"service": EVIL}]
     weights = {"model": EVIL, "verdict": EVIL, "finished_at": EVIL, "age_seconds": 1.0}
     path = {
         "kind": "p2p", "verdict": EVIL, "finished_at": EVIL, "age_seconds": 1.0, "of_this_boot": False,
@@ -96,7 +174,9 @@ def evil_view() -> PageView:
         "sentences": [EVIL], "suspicions": [EVIL],
     }  # fmt: skip
     return PageView(
-        status=Status.model_validate({"instance": EVIL, "services": [service], "cordoned": [EVIL]}),
+        status=Status.model_validate(
+            {"instance": EVIL, "services": [service], "cordoned": [EVIL], "device_memory": [memory]}
+        ),
         evidence=EvidenceView.model_validate(
             {"present": True, "paths": [path], "weights": [weights], "problems": [EVIL]}
         ),

@@ -113,10 +113,11 @@ def _family(pid: int, children: Mapping[int, list[int]]) -> set[int]:
 
 
 def _resident_bytes(process: Path) -> int | None:
-    """Its proportional share, so that what processes share counts once; None where it may not be read."""
+    """Its proportional share, so that what processes share counts once, and what is swapped out; None where
+    it may not be read. As the launcher and the calibration measure."""
     try:
         lines = (process / "smaps_rollup").read_text().splitlines()
     except OSError:
         return None
-    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")]
-    return sizes[0] if sizes else None
+    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss:", "SwapPss:"))]
+    return sum(sizes) if sizes else None

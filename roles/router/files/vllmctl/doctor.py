@@ -34,6 +34,7 @@ def _router(box: Box) -> Iterator[Finding]:
         return
     yield Finding(Level.OK, "router", f"The router answers at {box.admin_url}.")
     yield from findings.engines(status)
+    yield from findings.memory(status)
     yield _token(box)
     yield findings.versions(_versions(box))
     try:

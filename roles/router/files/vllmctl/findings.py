@@ -86,6 +86,22 @@ def _engine(service: Json) -> Finding:
     return Finding(Level.OK, check, f"{name} is {service['depth'].replace('_', ' ')} for {since}.")
 
 
+def memory(status: Json) -> Iterator[Finding]:
+    """One finding per device whose use was measured at the present depths."""
+    for device in status.get("device_memory", []):
+        if device["over_plan"] is not None:
+            yield _device_memory(device)
+
+
+def _device_memory(device: Json) -> Finding:
+    name, used, allowed = device["name"], size(device["used_bytes"]), size(device["planned_bytes"])
+    check, text = f"memory {name}", f"{used} of {name} are used, the plan allows {allowed} now."
+    if not device["over_plan"]:
+        return Finding(Level.OK, check, text)
+    advice = "'vllmctl status' shows who holds what, 'nvidia-smi' who else is there; measure: ./box calibrate"
+    return Finding(Level.WARNING, check, text, advice)
+
+
 def disk(folder: str, total_bytes: int, free_bytes: int, read_only: bool) -> Finding:
     """The file system that a folder lies on."""
     check = f"disk {folder}"

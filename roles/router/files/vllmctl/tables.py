@@ -39,12 +39,15 @@ def _styled_depth(service: Json) -> str:
     return f"[{style}]{escape(depth_of(service))}[/{style}]"
 
 
-def memory_text(memory: Memory | None) -> str:
-    """What a service holds: on its GPUs, and of the host."""
-    if memory is None:
-        return "-"
-    parts = [f"{size(memory.device_bytes)} device"] if memory.device_bytes else []
-    parts += [f"{size(memory.host_bytes)} host"] if memory.host_bytes is not None else []
+def memory_text(measured: Memory | None, service: Json) -> str:
+    """What a service holds, on its GPUs and of the host: as it was measured here, or else by its launcher."""
+    told: Json = service.get("memory") or {}  # a router of an earlier release has none
+    device = measured.device_bytes if measured and measured.device_bytes else told.get("device_bytes")
+    host = told.get("resident_bytes")
+    if measured is not None and measured.host_bytes is not None:
+        host = measured.host_bytes
+    parts = [f"{size(device)} device"] if device else []
+    parts += [f"{size(host)} host"] if host is not None else []
     return ", ".join(parts) or "-"
 
 
@@ -63,7 +66,7 @@ def status(services: Sequence[Json], memory: Mapping[str, Memory]) -> Table:
             str(service["in_flight"]),
             str(service["held"]),
             escape(", ".join(service["devices"])),
-            memory_text(memory.get(service["name"])),
+            memory_text(memory.get(service["name"]), service),
             duration(service["last_wake_seconds"]),
         )
     return table
@@ -82,7 +85,7 @@ def usage(found: Sequence[Usage]) -> Table:
 def top(services: Sequence[Json], before: Sequence[Usage], now: Sequence[Usage], seconds: float) -> Table:
     """What happens per second, by service, between two looks."""
     numbers = ("IN FLIGHT", "HELD", "REQUESTS", "PROMPT TOKENS", "COMPLETION TOKENS")
-    table = _table("SERVICE", "DEPTH", *numbers, right=frozenset(numbers))
+    table = _table("SERVICE", "DEPTH", *numbers, "MEMORY", right=frozenset(numbers))
     for service in services:
         old, new = _sums(before, service["name"]), _sums(now, service["name"])
         rates = [rate(max(0, b - a) / seconds) for a, b in zip(old, new, strict=True)]
@@ -92,6 +95,7 @@ def top(services: Sequence[Json], before: Sequence[Usage], now: Sequence[Usage],
             str(service["in_flight"]),
             str(service["held"]),
             *rates,
+            memory_text(None, service),
         )
     return table
 

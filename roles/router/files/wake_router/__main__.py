@@ -1,5 +1,6 @@
-"""`python3 -m wake_router` runs the router; `schema` prints the registry's JSON Schema, and `check` says
-whether a router would start with the settings on standard input.
+"""`python3 -m wake_router` runs the router; `schema` prints the registry's JSON Schema, `schema
+device-memory` that of the plan's figures beside it, and `check` says whether a router would start with the
+settings on standard input.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ def main(arguments: list[str]) -> int:
 
         print(json.dumps(schema(), indent=2))
         return 0
+    if arguments == ["schema", "device-memory"]:
+        from wake_router import memory_plan
+
+        print(json.dumps(memory_plan.schema(), indent=2))
+        return 0
     if arguments == ["check"]:
         from wake_router.check import answer
 
@@ -23,7 +29,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if arguments:
         print(
-            "usage: python3 -m wake_router [schema|check]   (settings come from the environment)",
+            "usage: python3 -m wake_router [schema [device-memory] | check]\n"
+            "(settings come from the environment)",
             file=sys.stderr,
         )
         return 2

@@ -27,6 +27,7 @@ from wake_router.admin_contract import (
     ProofDone,
     Reloaded,
     RestartDone,
+    ServiceMemory,
     ServiceStatus,
     Status,
 )
@@ -35,11 +36,13 @@ from wake_router.durable import DurableWriteError
 from wake_router.events import Events
 from wake_router.executor import Executor
 from wake_router.lifecycle import RESTING, Depth, ServiceState
+from wake_router.memory_watch import MemoryWatch
 from wake_router.metrics import Metrics
 from wake_router.orders import ForbiddenOrderError, OrderError, Orders, OrderTimeoutError
 from wake_router.registry import RegistryError, Service
 from wake_router.settings import Settings, SettingsError
 from wake_router.status_page.evidence import EvidenceWatch
+from wake_router.status_page.memory_gauges import MemoryGauges
 from wake_router.status_page.routes import add_status_page
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -66,6 +69,7 @@ def admin_app(
     clock: Clock,
     events: Events,
     metrics: Metrics,
+    memory: MemoryWatch,
     reload: Callable[[], list[str]],
 ) -> FastAPI:
     """The FastAPI application of the admin listener; `reload` reads everything again that may change."""
@@ -74,9 +78,10 @@ def admin_app(
     app.middleware("http")(guard)
     _add_error_handlers(app)
     evidence = add_status_page(
-        app, settings, executor, clock, events, metrics, lambda: _whole_status(executor, clock)
+        app, settings, executor, clock, events, metrics, lambda: _whole_status(executor, clock, memory)
     )
-    _add_reading_routes(app, executor, clock, metrics, evidence)
+    metrics.registry.register(MemoryGauges(memory))
+    _add_reading_routes(app, executor, clock, metrics, evidence, memory)
     orders = Orders(executor, clock)
     _add_order_routes(app, settings, executor, orders)
     _add_maintenance_routes(app, settings, executor, orders)
@@ -180,11 +185,16 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_reading_routes(
-    app: FastAPI, executor: Executor, clock: Clock, metrics: Metrics, evidence: EvidenceWatch
+    app: FastAPI,
+    executor: Executor,
+    clock: Clock,
+    metrics: Metrics,
+    evidence: EvidenceWatch,
+    memory: MemoryWatch,
 ) -> None:
     @app.get("/admin/status")
     async def status() -> Status:
-        return _whole_status(executor, clock)
+        return _whole_status(executor, clock, memory)
 
     @app.get("/admin/services/{name}/why")
     async def why(name: str) -> Explanation:
@@ -346,13 +356,23 @@ def _known(name: str) -> Iterator[None]:
         raise AdminRequestError(502, str(error)) from None
 
 
-def _whole_status(executor: Executor, clock: Clock) -> Status:
-    now = clock.monotonic()
-    services = [_status(executor, service, state, now) for service, state in executor.services()]
-    return Status(instance=executor.instance, services=services, cordoned=sorted(executor.cordoned))
+def _whole_status(executor: Executor, clock: Clock, memory: MemoryWatch) -> Status:
+    now, measured = clock.monotonic(), memory.services()
+    services = [
+        _status(executor, service, state, now, measured.get(service.name))
+        for service, state in executor.services()
+    ]
+    return Status(
+        instance=executor.instance,
+        services=services,
+        cordoned=sorted(executor.cordoned),
+        device_memory=memory.devices(),
+    )
 
 
-def _status(executor: Executor, service: Service, state: ServiceState, now: float) -> ServiceStatus:
+def _status(
+    executor: Executor, service: Service, state: ServiceState, now: float, memory: ServiceMemory | None
+) -> ServiceStatus:
     idle = 0.0 if state.in_flight or state.held else now - state.last_activity
     waiting = state.retry_at > now and state.depth in RESTING
     return ServiceStatus(
@@ -373,4 +393,5 @@ def _status(executor: Executor, service: Service, state: ServiceState, now: floa
         restartable=executor.launcher_token(service) is not None,
         retry_in_seconds=round(state.retry_at - now, 3) if waiting else None,
         reason=state.reason,
+        memory=memory,
     )

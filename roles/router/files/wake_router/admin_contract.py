@@ -9,6 +9,56 @@ from pydantic import BaseModel
 from wake_router.lifecycle import Condition, Depth
 
 
+class ServiceMemory(BaseModel):
+    """What a service holds, as its launcher measured it `age_seconds` ago; in bytes, None: not known.
+
+    `resident_bytes` is in the host's memory. `device_bytes` is what is used of its GPUs, where it is the only
+    service on them: nvidia-smi doesn't tell processes of a container apart.
+    """
+
+    resident_bytes: int | None
+    device_bytes: int | None
+    age_seconds: float | None
+    problems: list[str]
+
+
+class MemoryShare(BaseModel):
+    """What the plan allows a service of one device, in bytes: at its present depth, awake, and asleep.
+
+    None: the plan's figures aren't there. `resident_bytes` is what it holds of a CPU device: its resident
+    memory, or its part of it where it is on several; None on GPUs, and where it isn't measured.
+    """
+
+    service: str
+    depth: Depth
+    planned_bytes: int | None
+    awake_bytes: int | None
+    asleep_bytes: int | None
+    asleep_is_measured: bool
+    resident_bytes: int | None
+
+
+class DeviceMemory(BaseModel):
+    """One device's memory in bytes; None: not known. `problems` say why nothing was measured.
+
+    With the kind `cpu`, resident memory plays a GPU's part: the total and the limit are the host's, which
+    all CPU devices share. `planned_bytes` is what the plan allows at the present depths of its services,
+    `over_plan` whether more than that is used, which is known once it was measured at these depths.
+    """
+
+    device: str
+    name: str
+    kind: Literal["cuda", "cpu"]
+    total_bytes: int | None
+    limit_bytes: int | None
+    planned_bytes: int | None
+    used_bytes: int | None
+    age_seconds: float | None
+    over_plan: bool | None
+    shares: list[MemoryShare]
+    problems: list[str]
+
+
 class ServiceStatus(BaseModel):
     """One service as operators see it. Durations in seconds."""
 
@@ -29,6 +79,7 @@ class ServiceStatus(BaseModel):
     restartable: bool
     retry_in_seconds: float | None
     reason: str
+    memory: ServiceMemory | None = None
 
 
 class Status(BaseModel):
@@ -38,6 +89,7 @@ class Status(BaseModel):
     instance: str
     services: list[ServiceStatus]
     cordoned: list[str]
+    device_memory: list[DeviceMemory] = []
 
 
 class Explanation(BaseModel):

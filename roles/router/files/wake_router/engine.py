@@ -27,6 +27,9 @@ CANARY_REQUEST_ID: Final = "frontdoor-canary"
 LAUNCHER_SECONDS: Final = 15.0
 """For the launcher to take an order; it answers when the engine is on its way down."""
 
+MEASURE_SECONDS: Final = 30.0
+"""For the launcher to measure: nvidia-smi may take 10 s, and the kernel walks the engine's page tables."""
+
 RESET_PAUSES_SECONDS: Final = (0.2, 1.0, 2.0)
 """After each try to reset the prefix cache that didn't work."""
 
@@ -263,6 +266,15 @@ class Engine:
         status, body = await self._call("POST", url, LAUNCHER_SECONDS, {"incarnation": wanted}, authorization)
         if status not in (202, 409):
             raise EngineError(f"The launcher's /restart answered {status}: {_excerpt(body)}")
+
+    async def measured_memory(self) -> Any:
+        """The launcher's document about what the engine holds, as it came; raises EngineError."""
+        status, body = await self._call("GET", f"{self._launcher_url}/memory", MEASURE_SECONDS)
+        if status == 404:
+            raise EngineError("Its launcher is of an earlier release and measures nothing: deploy again.")
+        if status != 200:
+            raise EngineError(f"The launcher's /memory answered {status}: {_excerpt(body)}")
+        return _json(body)
 
     async def _incarnation_by_launcher(self) -> str:
         _, body = await self._call("GET", f"{self._launcher_url}/state", QUICK_SECONDS)

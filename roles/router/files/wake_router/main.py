@@ -23,6 +23,7 @@ from wake_router.events import Events
 from wake_router.executor import Executor
 from wake_router.forwarding import Forwarder, Limits
 from wake_router.http_protocol import PublicProtocol
+from wake_router.memory_watch import MemoryWatch
 from wake_router.metrics import Metrics
 from wake_router.public_api import PublicApi
 from wake_router.realtime import MESSAGE_MAX_BYTES
@@ -107,6 +108,9 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
         executor = Executor(settings, session, clock, events, metrics)
         executor.load(registry)
         executor.start()
+        memory = MemoryWatch(executor, clock, events, settings.registry, settings.memory_interval_seconds)
+        memory.load_plan()
+        memory.start()
         limits = Limits(
             body_max_bytes=settings.body_max_bytes,
             websocket_idle_seconds=settings.websocket_idle_seconds,
@@ -123,13 +127,14 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
 
         def reload() -> list[str]:
             changes = executor.load(read_registry(settings.registry))
+            memory.load_plan()
             if settings.api_keys_file is not None:
                 gate.replace_keys(read_keys(settings.api_keys_file))
             if settings.tls is not None and public_server.config.ssl is not None:
                 _load_certificate(public_server.config.ssl, settings.tls)
             return changes
 
-        admin = admin_app(settings, executor, clock, events, metrics, reload)
+        admin = admin_app(settings, executor, clock, events, metrics, memory, reload)
         servers = [public_server, _server(admin, settings)]
         if settings.health_address is not None:
             servers.append(_server(BalancerHealth(lambda: executor.stopping), settings))
@@ -144,6 +149,7 @@ async def _serve(settings: Settings, registry: Registry, gate: Gate, sockets: li
         await stop.wait()
         events.emit("stopping", limit_seconds=settings.stop_timeout_seconds)
         executor.begin_stop()
+        memory.stop()
         events.close()
         for server in servers:
             server.should_exit = True

@@ -40,6 +40,7 @@
 | ROUTER_CORRUPTION_INTERVAL | 30 | seconds | between two looks at the count of NaN answers; 0: never |
 | ROUTER_WEDGED_SECONDS | 120 | seconds | without an answer to /is_sleeping until it isn't trusted; 0: never |
 | ROUTER_OBSERVE_INTERVAL | 1 | seconds | between two looks at an engine |
+| ROUTER_MEMORY_INTERVAL | 30 | seconds | between two measurements of an engine's memory; 0: never |
 | ROUTER_STOP_TIMEOUT | 30 | seconds | streams may go on after SIGTERM |
 | ROUTER_ADMIN_WAIT_MAX | 900 | seconds | how long an admin call waits for its transition |
 """
@@ -118,6 +119,7 @@ class Settings:
     corruption_interval_seconds: float
     wedged_seconds: float
     observe_interval_seconds: float
+    memory_interval_seconds: float
     stop_timeout_seconds: float
     admin_wait_max_seconds: float
 
@@ -163,6 +165,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         corruption_interval_seconds=reader.number("ROUTER_CORRUPTION_INTERVAL", 30),
         wedged_seconds=reader.number("ROUTER_WEDGED_SECONDS", 120),
         observe_interval_seconds=reader.number("ROUTER_OBSERVE_INTERVAL", 1, least=0.01),
+        memory_interval_seconds=reader.number("ROUTER_MEMORY_INTERVAL", 30),
         stop_timeout_seconds=reader.number("ROUTER_STOP_TIMEOUT", 30),
         admin_wait_max_seconds=reader.number("ROUTER_ADMIN_WAIT_MAX", 900, least=1),
     )

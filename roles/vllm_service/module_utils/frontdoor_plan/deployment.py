@@ -10,6 +10,7 @@ from .instance import LOCKS
 from .model import Desired, Plan
 from .render import (
     ADMIN_TOKEN,
+    DEVICE_MEMORY,
     LAUNCHER,
     LAUNCHER_TOKENS,
     REGISTRY,
@@ -74,7 +75,7 @@ def engines(
     paths = [path for path in rendering.files if path.startswith("engines/")]
     return {
         **_common(plan, rendering.engines, desired),
-        "files": _files(rendering, [*paths, LAUNCHER, REGISTRY]),
+        "files": _files(rendering, [*paths, LAUNCHER, REGISTRY, DEVICE_MEMORY]),
         "directories": [
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),

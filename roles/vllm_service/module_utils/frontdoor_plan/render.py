@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import engine
+from .device_memory import device_memory
 from .document import to_yaml
 from .instance import (
     ENGINE_PORT,
@@ -33,6 +34,7 @@ ENGINES_COMPOSE = "engines/compose.yml"
 ROUTER_COMPOSE = "router/compose.yml"
 ROUTER_ENVIRONMENT = "router/router.env"
 REGISTRY = "registry/registry.json"
+DEVICE_MEMORY = "registry/device-memory.json"
 LAUNCHER = "launcher/launcher.py"
 ADMIN_TOKEN = "secrets/admin-token"
 LAUNCHER_TOKENS = "secrets/launchers"
@@ -84,6 +86,7 @@ def render(plan: Plan, launcher: bytes) -> Rendering:
         ROUTER_ENVIRONMENT: environment_of_router,
         **plan.router.secrets.files(),
         REGISTRY: registry(plan, engines.definition),
+        DEVICE_MEMORY: device_memory(plan),
         LAUNCHER: launcher,
     }
     return Rendering(files=files, engines=engines, router=router)

@@ -119,6 +119,7 @@ SETTINGS = (
     _seconds("corruption_interval", "ROUTER_CORRUPTION_INTERVAL"),
     _seconds("wedged", "ROUTER_WEDGED_SECONDS"),
     _seconds("observe_interval", "ROUTER_OBSERVE_INTERVAL", "0.01"),
+    _seconds("memory_interval", "ROUTER_MEMORY_INTERVAL"),
     _seconds("stop_timeout", "ROUTER_STOP_TIMEOUT"),
     _seconds("admin_wait_max", "ROUTER_ADMIN_WAIT_MAX", "1"),
 )

@@ -10,7 +10,9 @@ from typing import Any, Final
 from wake_router.admin_contract import ServiceStatus, Status
 from wake_router.lifecycle import PARKED
 from wake_router.status_page.evidence import EvidenceView, PathEvidence
+from wake_router.status_page.memory_bars import memory_section
 from wake_router.status_page.plots import seconds_plot
+from wake_router.status_page.units import duration, moment
 
 ORDERS: Final = (
     ("wake", "Wake", ""),
@@ -74,6 +76,7 @@ def content(view: PageView) -> str:
     """What changes: all sections."""
     sections = (
         _services(view.status),
+        _section("memory", "Device memory", memory_section(view.status.device_memory)),
         _queue(view.status),
         _wakes(view.wakes),
         *(_path(path) for path in view.evidence.paths),
@@ -81,22 +84,6 @@ def content(view: PageView) -> str:
         _events(view.events),
     )
     return "\n".join(sections) + f'\n<p class="small">As of {escape(view.shown_at)}.</p>'
-
-
-def duration(seconds: float | None) -> str:
-    """A span of time for people; a dash for none."""
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} d"
-
-
-def moment(timestamp: str) -> str:
-    """An ISO 8601 moment in UTC, to the minute."""
-    return f'<time datetime="{escape(timestamp)}">{escape(timestamp[:16].replace("T", " "))} UTC</time>'
 
 
 def _section(identity: str, title: str, body: str) -> str:
