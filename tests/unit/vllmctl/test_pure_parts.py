@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllmctl import findings, names
+from vllmctl import doctor, findings, names
 from vllmctl.box import find_box
 from vllmctl.chatting import deltas
 from vllmctl.containers import Container, Memory, memory_by_service
@@ -187,6 +187,18 @@ WEIGHTS = {"model": "/m/a", "verdict": "verified", "age_seconds": 60.0}
 def test_evidence(path: dict[str, Any], weights: dict[str, Any], level: Level) -> None:
     view = {"present": True, "problems": [], "paths": [PATH | path], "weights": [WEIGHTS | weights]}
     assert findings.worst(findings.evidence(view)) is level
+
+
+def test_a_model_that_was_removed_is_no_finding(tmp_path: Path) -> None:
+    there, gone = str(tmp_path), str(tmp_path / "gone")
+    view = {
+        "present": True,
+        "problems": [],
+        "paths": [],
+        "weights": [WEIGHTS | {"model": folder, "verdict": "failed"} for folder in (there, gone)],
+    }
+    (finding,) = findings.evidence(view, doctor._gone([there, gone]))
+    assert finding.level is Level.CRITICAL and finding.check == f"weights {tmp_path.name}"
 
 
 def test_versions_and_clock() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,27 @@ def _router(box: Box) -> Iterator[Finding]:
     yield _token(box)
     yield findings.versions(_versions(box))
     try:
-        yield from findings.evidence(http.get(f"{box.admin_url}/admin/evidence"))
+        view = http.get(f"{box.admin_url}/admin/evidence")
+        yield from findings.evidence(view, _gone(each["model"] for each in view["weights"]))
     except CommandError as error:
         yield Finding(
             Level.UNKNOWN, "evidence", str(error), "Run the site playbook: the router may be older."
         )
+
+
+def _gone(folders: Iterable[str]) -> frozenset[str]:
+    """Those that aren't there; one that can't be looked at is."""
+    return frozenset(folder for folder in folders if not _is_there(folder))
+
+
+def _is_there(folder: str) -> bool:
+    try:
+        Path(folder).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _token(box: Box) -> Finding:

@@ -140,8 +140,10 @@ def versions(by_service: Mapping[str, str | None]) -> Finding:
     return Finding(Level.OK, "versions", f"All engines run vLLM {', '.join(map(str, spoken)) or '(none)'}.")
 
 
-def evidence(view: Json) -> Iterator[Finding]:
-    """The age of the evidence, and what has revoked it."""
+def evidence(view: Json, gone: frozenset[str] = frozenset()) -> Iterator[Finding]:
+    """The age of the evidence, and what has revoked it. `gone`: folders of models that were removed, whose
+    evidence says nothing any more.
+    """
     if not view["present"]:
         advice = "Run the site playbook, which gives the router the folder."
         yield Finding(Level.UNKNOWN, "evidence", "The router has no folder of evidence.", advice)
@@ -153,7 +155,8 @@ def evidence(view: Json) -> Iterator[Finding]:
     for path in view["paths"]:
         yield _path(path)
     for weights in view["weights"]:
-        yield _weights(weights)
+        if weights["model"] not in gone:
+            yield _weights(weights)
 
 
 def _path(path: Json) -> Finding:
