@@ -102,7 +102,7 @@ def contract() -> None:
 def operating() -> None:
     """vllmctl, the status page in Chromium, rules and dashboard in Prometheus, the docs' commands."""
     run("ansible-playbook", "-i", "localhost,", "tests/operating.yml")
-    run(sys.executable, "-m", "pytest", "tests/operating")
+    run(sys.executable, "-m", "pytest", *SIDE_BY_SIDE, "tests/operating")
 
 
 def e2e() -> None:
