@@ -23,7 +23,9 @@ DOCKER_HOST = "unix:///run/vllm-frontdoor-test/docker.sock"
 REAL_VERSIONS = ("0.27.1", "0.32.0")
 """Those whose contracts differ: with empty answers, and with JSON."""
 
-LONG_E2E = ("tests/e2e/test_tensor_parallel.py", "tests/e2e/test_upgrade.py")
+LONG_E2E = tuple(
+    f"tests/e2e/test_{name}.py" for name in ("daemon_restart", "deployment", "tensor_parallel", "upgrade")
+)
 REHEARSAL = Path("/opt/vllm-frontdoor/rehearsal")
 COLLECTIONS = REPOSITORY / ".cache" / "collections"
 # community.docker connects molecule to its machines; ansible.posix and the other are what it needs.
@@ -111,7 +113,7 @@ def e2e() -> None:
 
 
 def e2e_long() -> None:
-    """The rehearsal box serves a model split in two, and goes to another vLLM and back, while clients ask."""
+    """The rehearsal box is changed while clients ask: its services, its vLLM, a model split in two, its daemon."""
     run(sys.executable, "-m", "pytest", *LONG_E2E)
 
 
