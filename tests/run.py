@@ -113,7 +113,7 @@ def e2e() -> None:
 
 
 def e2e_long() -> None:
-    """The rehearsal box is changed while clients ask: its services, its vLLM, a model split in two, its daemon."""
+    """The rehearsal box is changed while clients ask: a service, vLLM, a model split in two, the daemon."""
     run(sys.executable, "-m", "pytest", *LONG_E2E)
 
 
