@@ -21,7 +21,7 @@ _given = random.SystemRandom().randrange(COUNT)
 def free_port() -> int:
     """A port that nobody listens on and that this process hasn't given out yet.
 
-    Drawing each by lot gave two servers of one test the same port in about every third run of the suite.
+    Drawing each by lot could give two servers of one test the same port before either listened.
     """
     global _given
     while True:
