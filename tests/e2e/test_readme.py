@@ -25,8 +25,9 @@ RUN_ELSEWHERE = {
     "./box pull OWNER/NAME -i inventory/hosts.yml": "tests/docker/hub/test_pull.py",
     "./box rollback -i inventory/hosts.yml": "test_deployment.py",
     "./box test": "what runs this test",
+    "./box test e2e-long": "a stage on order",
     "./box test unit": "a stage of what runs this test",
-    "./box test real": "a stage of its own",
+    "./box test real": "a stage on order",
 }
 RUN_HERE = [command for command in COMMANDS if command not in RUN_ELSEWHERE]
 
