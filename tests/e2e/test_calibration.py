@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from rehearsal_box import STATE, Deployed, service_status
+from rehearsal_box import STATE, Deployed, container_ids, service_status
 
 SERVICES = ("embed", "text")
 
@@ -52,3 +52,11 @@ def test_the_plan_counts_with_what_was_measured(calibrated: Calibrated) -> None:
     assert all(f"{name} " in plan for name in SERVICES)
     assert "measured" in plan
     assert "estimated" not in plan
+
+
+def test_the_next_run_takes_the_figures_over_and_touches_no_container(calibrated: Calibrated) -> None:
+    before = container_ids()
+    taken_over = calibrated.deployed.box.succeed("rehearse")
+    assert taken_over.changes == ["file registry/device-memory.json: content differs, rewritten"]
+    assert container_ids() == before
+    assert calibrated.deployed.box.succeed("rehearse").changed == 0

@@ -245,7 +245,10 @@ def _carry_out(module: AnsibleModule) -> tuple[bool, run.Report]:
             return give_back(given, check_mode)
         changed, report = measure(given, check_mode, Meter())
         if report.measured and not check_mode:
-            report.measured.append(f"The figures with tables and a picture: {given['folder']}/{run.PAGE}")
+            report.measured += [
+                f"The figures with tables and a picture: {given['folder']}/{run.PAGE}",
+                "The next run of site.yml takes them over.",
+            ]
         return changed, report
 
 

@@ -174,7 +174,8 @@ def _calibrate_one(bench: Bench, service: Service, engine: Engine, report: Repor
         outcome = drive.measure(bench.rounds)
         measured = _measurement(service, engine, outcome)
         bench.files.keep(measured, bench.plan_document(engine, measured))
-        report.measured.append(f"{name} was measured in {bench.rounds} rounds; level 2: {outcome.level_2}.")
+        times = "one round" if bench.rounds == 1 else f"{bench.rounds} rounds"
+        report.measured.append(f"{name} was measured in {times}; level 2: {outcome.level_2}.")
     finally:
         try:
             drive.restore(depth)
