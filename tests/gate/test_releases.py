@@ -79,6 +79,17 @@ def test_what_fails_may_go_back_to_the_newest_release(workshop: Workshop, first:
     assert router["compose"] != router["previous"]["compose"]
 
 
+def test_what_fails_goes_back_to_nothing_that_its_own_image_refuses(workshop: Workshop, first: Run) -> None:
+    services = copy.deepcopy(first.kept[0]["content"]["variables"]["vllm_service_services"])
+    services["text"]["extra_args"] = ["--max-logprobs=7"]
+    workshop.releases = store(release_of(first.kept[0], 1, vllm_service_services=services))
+    known = run(workshop, "stages.yml", facts())
+    assert known.project("-engines")["previous"]["name"] == "release 1", known.output
+    again = run(workshop, "stages.yml", facts() | {"unknown_argument": "--max-logprobs=7"})
+    assert again.code == 0, again.output
+    assert [asked["previous"] for asked in again.asked_for] == [None, None]
+
+
 def test_going_back_deploys_the_earlier_declaration_with_its_images(workshop: Workshop, first: Run) -> None:
     kept = first.kept[0]
     workshop.releases = store(

@@ -45,8 +45,11 @@ module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in
     ("docker_host", "image", "program", "question", "files", "cache", "name")}, supports_check_mode=True)
 topic = "settings" if "environment" in module.params["question"] else "arguments"
 with open(os.environ["RECORDED_BOX"]) as stored:
-    answer = json.load(stored).get(topic)
-module.exit_json(changed=False, answer=answer or {"version": "0.27.1", "sleep_mode": True, "problems": {}})
+    box = json.load(stored)
+unknown, commands = box.get("unknown_argument"), module.params["question"].get("commands", {})
+problems = {name: "no such argument" for name, words in commands.items() if unknown in words}
+answer = box.get(topic) or {"version": "0.27.1", "sleep_mode": True, "problems": problems}
+module.exit_json(changed=False, answer=answer)
 """
 
 _CLEARS = """

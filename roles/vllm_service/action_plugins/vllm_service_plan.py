@@ -9,6 +9,7 @@ An earlier release is a declaration like any other: it is planned anew, on what 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _supports_async = False
     _requires_connection = True
     _root: bool | None = None
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._answers: dict[str, Mapping[str, Any]] = {}
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Carry one stage out. A refusal is a failed result with one message that lists all of them."""
@@ -248,15 +253,24 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if isinstance(plan, list):
             raise _refused(plan)
         rendering = planner.render(plan, _role_file("launcher.py"))
-        earlier = None
-        if before is not None and release is not None:
-            possible = self._outcome(before, box)
-            if not isinstance(possible, list):
-                before_it = planner.render(possible, _role_file("launcher.py"))
-                earlier = deployment.Earlier(release.name, before_it, possible)
-        work = _Work(wish, plan, rendering, earlier)
-        _refuse(self._ask_images(work, task_vars))
-        return work
+        _refuse(
+            [
+                *self._engine_refusals(plan, wish.desired, task_vars),
+                *self._router_refusals(plan, rendering, wish.desired, task_vars),
+            ]
+        )
+        earlier = None if release is None else self._earlier(release, wish, box, task_vars)
+        return _Work(wish, plan, rendering, earlier)
+
+    def _earlier(
+        self, release: releases.Release, wish: _Wish, box: Mapping[str, Any], task_vars: dict[str, Any]
+    ) -> deployment.Earlier | None:
+        """The release as it would be deployed today; None where today it would be refused."""
+        before = self._wish_of(release, wish)
+        plan = self._outcome(before, box)
+        if isinstance(plan, list) or self._engine_refusals(plan, before.desired, task_vars):
+            return None
+        return deployment.Earlier(release.name, planner.render(plan, _role_file("launcher.py")), plan)
 
     def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
         discovered = planner.discovered_from_box(box, is_root=self._is_root())
@@ -265,27 +279,39 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             discovered, evidence = planner.predict(wish.desired, discovered, evidence)
         return planner.plan_declaration(wish.declaration, discovered, evidence)
 
-    def _ask_images(self, work: _Work, task_vars: dict[str, Any]) -> list[planner.Refusal]:
-        """The engine image's own parser reads each command, and the new router says whether it would start,
-        while what ran before still serves. An image that isn't there yet can't be asked; nor can the router's
-        in check mode, where its name may still be that of one which this run would make anew.
+    def _engine_refusals(
+        self, plan: planner.Plan, desired: planner.Desired, task_vars: dict[str, Any]
+    ) -> list[planner.Refusal]:
+        """The image's own parser reads each command. An image that isn't there yet can't be asked."""
+        if plan.engine_image.id == planner.UNKNOWN_IMAGE_ID:
+            return []
+        script = _role_file("ask_arguments.py").decode("utf-8")
+        question = deployment.engine_question(plan, desired, script)
+        return planner.check_answer(plan, self._ask_image(question, task_vars))
+
+    def _router_refusals(
+        self,
+        plan: planner.Plan,
+        rendering: planner.Rendering,
+        desired: planner.Desired,
+        task_vars: dict[str, Any],
+    ) -> list[planner.Refusal]:
+        """The new router says whether it would start, while the one before still serves. Not in check mode,
+        where its image's name may still be that of one which this run would make anew.
         """
-        plan, desired = work.plan, work.wish.desired
-        refusals: list[planner.Refusal] = []
-        if plan.engine_image.id != planner.UNKNOWN_IMAGE_ID:
-            script = _role_file("ask_arguments.py").decode("utf-8")
-            question = deployment.engine_question(plan, desired, script)
-            refusals += planner.check_answer(plan, self._ask_image(question, task_vars))
-        if plan.router_image.id != planner.UNKNOWN_IMAGE_ID and not self._task.check_mode:
-            question = deployment.router_question(plan, work.rendering, desired)
-            refusals += planner.check_router_answer(plan, self._ask_image(question, task_vars))
-        return refusals
+        if plan.router_image.id == planner.UNKNOWN_IMAGE_ID or self._task.check_mode:
+            return []
+        question = deployment.router_question(plan, rendering, desired)
+        return planner.check_router_answer(plan, self._ask_image(question, task_vars))
 
     def _ask_image(self, question: Mapping[str, Any], task_vars: dict[str, Any]) -> Mapping[str, Any]:
-        answer = _plain(self._run_module("vllm_service_ask_image", question, task_vars).get("answer"))
-        if not isinstance(answer, dict):
-            raise _StopError("The module vllm_service_ask_image answered without the image's answer.")
-        return answer
+        key = json.dumps(question, sort_keys=True)
+        if key not in self._answers:
+            answer = _plain(self._run_module("vllm_service_ask_image", question, task_vars).get("answer"))
+            if not isinstance(answer, dict):
+                raise _StopError("The module vllm_service_ask_image answered without the image's answer.")
+            self._answers[key] = answer
+        return self._answers[key]
 
     def _wish(self, task_vars: dict[str, Any]) -> _Wish:
         unreadable: list[planner.Refusal] = []
