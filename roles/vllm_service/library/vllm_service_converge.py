@@ -577,7 +577,7 @@ class Run:
         try:
             pending = self._change_containers(changes, observed, starting, pending)
         finally:
-            now = self.observe(with_docker=True)
+            now = self.observe(with_docker=True) if changes else observed
             unproven = {name for name in unproven if name not in self.outcome.proven}
             unproven &= {service.name for service in self.desired.services}
             self._write_record(
