@@ -82,4 +82,7 @@ def test_the_next_run_repairs_exactly_what_was_altered(
     after = container_ids()
     renewed = {name for name in after if before.get(name) != after[name]}
     assert renewed == {container_name(service) for service in new_containers}
+
+
+def test_afterwards_nothing_is_left_to_do(deployed: Deployed) -> None:
     assert deployed.box.succeed("rehearse").changed == 0
