@@ -168,7 +168,7 @@ def test_level_2_is_earned(engines: Engines, routers: Routers) -> None:
     why = HTTP.get(f"{router.admin}/admin/services/text/why").json()["why"]
     assert any("not proven yet" in sentence for sentence in why)
     proof = router.order("services/text/prove").json()
-    assert (proof["canary"], proof["level_2"]) == ("recorded", "proven by 1 round trips")
+    assert (proof["canary"], proof["level_2"]) == ("recorded", "proven by one round trip")
     router.wait_for("text", "offloaded")
     router.kill()
     router.start()

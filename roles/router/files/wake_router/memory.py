@@ -118,7 +118,8 @@ def level_2_verdict(service: Service, memory: Memory) -> tuple[bool, str]:
     if memory.level_2_broken is not None:
         return False, f"it came back broken: {memory.level_2_broken}"
     if memory.level_2_round_trips:
-        return True, f"proven by {memory.level_2_round_trips} round trips"
+        times = memory.level_2_round_trips
+        return True, "proven by one round trip" if times == 1 else f"proven by {times} round trips"
     if memory.canary is None and not service.may_record_canary:
         return (
             False,
