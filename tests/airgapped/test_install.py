@@ -76,7 +76,8 @@ def air_gapped(tmp_path: Path) -> Iterator[AirGapped]:
     FOLDER.mkdir()
     (FOLDER / "home").mkdir()
     bundle = FOLDER / "all.bundle"
-    words = ["./box", "bundle", str(bundle), "-i", "inventory/rehearsal"]
+    collected = f"bundle_root={FOLDER}/collected"
+    words = ["./box", "bundle", str(bundle), "-i", "inventory/rehearsal", "-e", collected]
     made = subprocess.run(words, cwd=clone, capture_output=True, text=True, timeout=1800, check=False)
     assert made.returncode == 0, made.stdout + made.stderr
     # What the making of the bundle has prepared is not there on the other side.

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rehearsal_box import REPOSITORY, ROOT, STATE, Box, container_ids, docker
 
-
 MODELS = Path("/var/lib/vllm-frontdoor/models")
 
 
