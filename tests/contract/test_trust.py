@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.standin.processes import HTTP, Engine, Router, wait_until
+from tests.standin.processes import HTTP, TOKEN, Engine, Router, wait_until
 
 pytestmark = pytest.mark.stand_in_only("faults on order")
 
@@ -243,6 +243,23 @@ def test_maintenance_ends_by_itself(engines: Engines, routers: Routers) -> None:
     _engine, router = fresh(engines, routers)
     router.order("services/text/maintenance?limit=0.5")
     assert router.chat("text", headers={"Prefer": "wait=0"}).status_code == 503
+    assert router.chat("text").status_code == 200
+
+
+def test_a_client_is_told_of_maintenance_and_its_operator_what_ends_it(
+    engines: Engines, routers: Routers
+) -> None:
+    _engine, router = fresh(engines, routers)
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Operator": "ada"}
+    drained = HTTP.post(f"{router.admin}/admin/services/text/drain?deadline=1&limit=7000", headers=headers)
+    assert drained.status_code == 200
+    refused = router.chat("text", headers={"Prefer": "wait=0"})
+    assert refused.status_code == 503
+    assert "is in maintenance; retry in " in refused.json()["error"]["message"]
+    told = " ".join(HTTP.get(f"{router.admin}/admin/services/text/why").json()["why"])
+    assert "It is in maintenance, ordered by operator 'ada': requests wait until it is proven " in told
+    assert "(vllmctl prove text), for at most 117 min." in told
+    assert router.order("services/text/prove").status_code == 200
     assert router.chat("text").status_code == 200
 
 

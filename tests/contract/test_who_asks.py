@@ -74,10 +74,11 @@ def test_a_wake_on_order_names_who_ordered_it(engines: Engines, routers: Routers
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Operator": "ada"}
     assert HTTP.post(f"{router.admin}/admin/services/text/wake", headers=headers).status_code == 200
     assert last_wake(router) == {
-        "cause": "ordered by a person: awake", "request": None, "key": None, "operator": "ada",
+        "cause": "ordered by operator 'ada': awake", "request": None, "key": None, "operator": "ada",
     }  # fmt: skip
-    assert "ordered by a person: awake, as operator 'ada'." in why(router)
+    assert "It is awake since 0 s: ordered by operator 'ada': awake." in why(router)
     assert router.order("services/text/sleep").status_code == 200
+    assert "ordered by a person: sleeping." in why(router), "who gives no name"
     assert router.chat("text", headers={"X-Request-Id": "later"}).status_code == 200
     assert (last_wake(router)["request"], last_wake(router)["operator"]) == ("later", None)
 
@@ -90,8 +91,8 @@ def test_what_keeps_it_awake_and_until_when(engines: Engines, routers: Routers) 
         wait_until(lambda: router.status("text")["in_flight"] == 1)
         told = why(router)
         assert stream.result().status_code == 200
-    assert "1 requests are in flight; it can't fall asleep before they end." in told
-    assert "It falls asleep when nobody has asked for 900 s after that." in told
+    assert "1 request is in flight; it can't fall asleep before that ends." in told
+    assert "It falls asleep when nobody has asked for 15 min after that." in told
 
 
 def test_forwarding_headers_forge_nothing(engines: Engines, routers: Routers) -> None:

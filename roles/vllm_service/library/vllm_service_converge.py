@@ -253,10 +253,12 @@ options:
             description: Path relative to O(root).
             type: str
             required: true
-          secret_content:
-            description: Content, never shown.
+          content:
+            description: Content, as text.
             type: str
-            required: true
+          secret_content:
+            description: Content that is never shown; instead of O(previous.files[].content).
+            type: str
       transports:
         description: As O(transports), for what goes back.
         type: list
@@ -392,8 +394,7 @@ class Run:
         hidden = set()
         for entry in self.parameters["files"]:
             path = self.root / entry["path"]
-            text = entry["content"] if entry["content"] is not None else entry["secret_content"]
-            contents[path] = text.encode()
+            contents[path] = content_of(entry)
             if entry["content"] is None:
                 hidden.add(path)
         sizes = {self.root / entry["path"]: entry["bytes"] for entry in self.parameters["secrets"]}
@@ -646,7 +647,7 @@ class Run:
         given = self.parameters["previous"]
         if given is None:
             return None
-        contents = {file["path"]: file["secret_content"].encode() for file in given["files"]}
+        contents = {file["path"]: content_of(file) for file in given["files"]}
         ways = transport.wanted_of(given["transports"])
         return replacing.Previous(given["name"], given["compose"], contents, ways)
 
@@ -780,6 +781,12 @@ class Run:
         return headed(change.path, before, after)
 
 
+def content_of(entry: dict[str, Any]) -> bytes:
+    """What a file is to hold, shown or not. All that is the same as a hidden content is masked in diffs."""
+    text: str = entry["content"] if entry["content"] is not None else entry["secret_content"]
+    return text.encode()
+
+
 def headed(path: str, before: str, after: str) -> dict[str, str]:
     """A difference as Ansible shows it."""
     return {"before_header": path, "after_header": path, "before": before, "after": after}
@@ -827,7 +834,7 @@ def argument_spec() -> dict[str, Any]:
         "ranks": {"type": "int", "required": True},
         "peer_allowed": {"type": "bool", "required": True},
     }
-    earlier_file = {"path": text, "secret_content": {**text, "no_log": True}}
+    earlier_file = {name: file_options[name] for name in ("path", "content", "secret_content")}
 
     def entries(options: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {"type": "list", "elements": "dict", "default": [], "options": options, **more}
@@ -854,7 +861,7 @@ def argument_spec() -> dict[str, Any]:
             "options": {
                 "name": text,
                 "compose": {"type": "dict", "required": True},
-                "files": entries(earlier_file),
+                "files": entries(earlier_file, **one_content),
                 "transports": entries(transport_options),
             },
         },

@@ -46,8 +46,11 @@ def status(
     _show(lambda: _status_table(session), watch, interval, count)
     if not watch:
         for service in session.status()["services"]:
-            if service["conditions"]:
-                say(f"{service['name']}: {service['reason']}")
+            name, conditions = service["name"], service["conditions"]
+            if {"draining", "maintenance"} & set(conditions):
+                say(f"{name}: its requests wait (vllmctl why {name}); vllmctl prove {name} ends it.")
+            elif conditions:
+                say(f"{name}: {service['reason']}")
 
 
 def _status_table(session: Session) -> RenderableType:

@@ -251,24 +251,27 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor, orde
 
 def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor, orders: Orders) -> None:
     @app.post("/admin/services/{name}/drain")
-    async def drain(name: str, deadline: Seconds = 120.0, limit: Seconds = 3600.0) -> ParkedDone:
+    async def drain(
+        request: Request, name: str, deadline: Seconds = 120.0, limit: Seconds = 3600.0
+    ) -> ParkedDone:
         with _known(name):
-            return _parked(name, await orders.drain(name, deadline, limit))
+            return _parked(name, await orders.drain(name, deadline, limit, _operator(request)))
 
     @app.post("/admin/services/{name}/maintenance")
-    async def maintenance(name: str, limit: Seconds = 3600.0) -> ParkedDone:
+    async def maintenance(request: Request, name: str, limit: Seconds = 3600.0) -> ParkedDone:
         with _known(name):
-            return _parked(name, await orders.begin_maintenance(name, limit))
+            return _parked(name, await orders.begin_maintenance(name, limit, _operator(request)))
 
     @app.post("/admin/services/{name}/restart")
     async def restart(
+        request: Request,
         name: str,
         deadline: Seconds = 120.0,
         timeout: Timeout = None,  # noqa: ASYNC109
     ) -> RestartDone:
         longest = settings.admin_wait_max_seconds
         with _known(name):
-            proof = await orders.restart(name, deadline, min(timeout or longest, longest))
+            proof = await orders.restart(name, deadline, min(timeout or longest, longest), _operator(request))
             return RestartDone(
                 service=name,
                 depth=proof.state.depth,
@@ -279,10 +282,10 @@ def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor
             )
 
     @app.post("/admin/services/{name}/prove")
-    async def prove(name: str, timeout: Timeout = None) -> ProofDone:  # noqa: ASYNC109
+    async def prove(request: Request, name: str, timeout: Timeout = None) -> ProofDone:  # noqa: ASYNC109
         longest = settings.admin_wait_max_seconds
         with _known(name):
-            proof = await orders.prove(name, min(timeout or longest, longest))
+            proof = await orders.prove(name, min(timeout or longest, longest), _operator(request))
             return ProofDone(
                 service=name, depth=proof.state.depth, canary=proof.canary, level_2=proof.level_2
             )

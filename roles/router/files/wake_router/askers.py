@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from wake_router.clock import spoken
 from wake_router.service_state import Depth
 
 
@@ -36,7 +37,8 @@ class Wake:
     def origin(self) -> str:
         """Why it began and for whom, in words."""
         first = f", first {self.asker}" if self.asker else ""
-        operator = f", as operator {self.operator!r}" if self.operator else ""
+        named = self.operator and not self.reason.startswith("ordered by ")
+        operator = f", ordered by operator {self.operator!r}" if named else ""
         return f"{self.reason}{first}{operator}"
 
 
@@ -70,7 +72,7 @@ class Asking:
         """The last wake and the last request, for people."""
         if (wake := self.wake) is not None:
             length = "" if wake.ended is None else f" and ended {wake.ended - wake.began:.1f} s later"
-            began = f"Its last wake, from {wake.from_depth}, began {now - wake.began:.0f} s ago{length}"
+            began = f"Its last wake, from {wake.from_depth}, began {spoken(now - wake.began)} ago{length}"
             yield f"{began}: {wake.origin()}."
         if self.last is not None:
-            yield f"The last {self.last} came {now - self.last_at:.0f} s ago."
+            yield f"The last {self.last} came {spoken(now - self.last_at)} ago."

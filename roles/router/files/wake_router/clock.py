@@ -26,3 +26,11 @@ class SystemClock:
     def wall(self) -> float:
         """Seconds since 1970."""
         return time.time()
+
+
+def spoken(seconds: float) -> str:
+    """A span of time in words for people: 42 s, 17 min, 3 h. Less than none is none."""
+    seconds = max(0.0, seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wake_router.askers import Asking
+from wake_router.clock import spoken
 from wake_router.lifecycle import (
     PARKED,
     REPAIR,
@@ -21,26 +22,30 @@ def explain(fleet: Fleet, name: str, now: float, level_2_reason: str, asking: As
     """Sentences about a service of the fleet; raises KeyError when there is no such service."""
     member = fleet.members[name]
     state = member.state
-    sentences = [f"It is {state.depth} since {now - state.since:.0f} s: {state.reason}."]
+    sentences = [f"It is {state.depth} since {spoken(now - state.since)}: {state.reason}."]
     sentences += asking.sentences(now)
-    sentences += _conditions(state, now)
+    sentences += _conditions(name, state, now)
     if state.in_flight:
-        sentences.append(f"{state.in_flight} requests are in flight; it can't fall asleep before they end.")
+        under_way = "1 request is" if state.in_flight == 1 else f"{state.in_flight} requests are"
+        sentences.append(f"{under_way} in flight; it can't fall asleep before that ends.")
     if state.held:
-        sentences.append(f"{state.held} requests wait for it.")
+        sentences.append(
+            "1 request waits for it." if state.held == 1 else f"{state.held} requests wait for it."
+        )
     if state.queued is not None:
         sentences.append(_queue(fleet, name, member, state.queued))
     sentences += _future(state, member.policy, now)
-    sentences.append(f"Level 2 by timer: {level_2_reason}.")
+    sentences.append(f"Whether a timer may discard its weights (level 2): {level_2_reason}.")
     return sentences
 
 
-def _conditions(state: ServiceState, now: float) -> Iterator[str]:
-    if Condition.DRAINING in state.conditions:
-        yield "It is being drained: new requests wait."
-    if Condition.MAINTENANCE in state.conditions:
-        left = max(0.0, state.maintenance_until - now)
-        yield f"It is in maintenance until it is proven, for at most {left:.0f} s."
+def _conditions(name: str, state: ServiceState, now: float) -> Iterator[str]:
+    if state.conditions & PARKED:
+        what = "being drained" if Condition.DRAINING in state.conditions else "in maintenance"
+        yield (
+            f"It is {what}, ordered by {state.parked_by}: requests wait until it is proven "
+            f"(vllmctl prove {name}), for at most {spoken(state.maintenance_until - now)}."
+        )
     if Condition.UNPROVEN in state.conditions:
         yield "It isn't known whether its weights are good: its canary is asked before it serves."
     if state.evicted_for is not None:
@@ -49,7 +54,7 @@ def _conditions(state: ServiceState, now: float) -> Iterator[str]:
         yield f"Its wake has found too little device memory {state.memory_retries} times."
     if state.conditions & REPAIR:
         left = max(0.0, state.retry_at - now)
-        yield f"It has failed {state.failures} times; the next repair is in {left:.0f} s."
+        yield f"It has failed {state.failures} times; the next repair is in {spoken(left)}."
 
 
 def _queue(fleet: Fleet, name: str, member: Member, queued: Transition) -> str:
@@ -78,13 +83,13 @@ def _future(state: ServiceState, policy: Policy, now: float) -> Iterator[str]:
         return
     if state.in_flight:
         if policy.idle_sleep_seconds:
-            yield f"It falls asleep when nobody has asked for {policy.idle_sleep_seconds:.0f} s after that."
+            yield f"It falls asleep when nobody has asked for {spoken(policy.idle_sleep_seconds)} after that."
         return
     idle = now - state.last_activity
     if state.depth is Depth.AWAKE and policy.idle_sleep_seconds:
-        yield f"If nobody asks, it falls asleep in {max(0.0, policy.idle_sleep_seconds - idle):.0f} s."
+        yield f"If nobody asks, it falls asleep in {spoken(policy.idle_sleep_seconds - idle)}."
     may_offload = policy.level_2_allowed and policy.idle_offload_seconds
     if state.depth is Depth.AWAKE and not policy.idle_sleep_seconds and not may_offload:
         yield "No timer puts it to sleep."
     if state.depth in (Depth.AWAKE, Depth.SLEEPING) and may_offload:
-        yield f"If nobody asks, it is offloaded in {max(0.0, policy.idle_offload_seconds - idle):.0f} s."
+        yield f"If nobody asks, it is offloaded in {spoken(policy.idle_offload_seconds - idle)}."

@@ -20,7 +20,7 @@ from wake_router.askers import Asker
 from wake_router.clock import Clock
 from wake_router.executor import Executor, Held, Lease, RefusedError
 from wake_router.form_model import find_model_in_form
-from wake_router.lifecycle import REPAIR, Refusal
+from wake_router.lifecycle import PARKED, REPAIR, Refusal
 from wake_router.model_name import NamedBody, UnusableBodyError, find_model
 from wake_router.openai_errors import (
     AnswerError,
@@ -205,7 +205,8 @@ class Forwarder:
         if refused.kind is Refusal.QUARANTINED or refused.state.conditions & REPAIR:
             return model_quarantined(service.model, depth, refused.reason, estimate, retry_after)
         detail = f", and {refused.reason}" if refused.kind is not None else ""
-        return model_waking(service.model, depth, estimate, retry_after, detail)
+        parked = bool(refused.state.conditions & PARKED)
+        return model_waking(service.model, depth, estimate, retry_after, detail, in_maintenance=parked)
 
     def _cut(self, service: Service) -> AnswerError:
         return self._refusal(service, RefusedError(self._executor.state(service.name), "it was cut"))

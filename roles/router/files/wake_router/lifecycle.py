@@ -256,9 +256,10 @@ def _hold_ended(state: ServiceState, policy: Policy, event: Event, now: float) -
 def _ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     assert isinstance(event, Ordered)
     if event.depth is Depth.AWAKE:
-        return replace(state, ordered=event.depth, last_activity=now), ()
+        return replace(state, ordered=event.depth, ordered_by=event.by, last_activity=now), ()
     # Newer than the wish of clients who have left; those who still wait are answered all the same.
-    return replace(state, ordered=event.depth, called=state.called and state.held > 0), ()
+    called = state.called and state.held > 0
+    return replace(state, ordered=event.depth, ordered_by=event.by, called=called), ()
 
 
 def _order_withdrawn(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -303,9 +304,10 @@ def _reason_for(state: ServiceState, transition: Transition) -> str:
     if repairing(state):
         return f"repairing: {state.reason}"
     if transition is Transition.RESTART:
-        return "ordered by a person: restart" if state.restart_ordered else "its weights may not be reloaded"
+        ordered = f"ordered by {state.ordered_by}: restart"
+        return ordered if state.restart_ordered else "its weights may not be reloaded"
     if state.ordered is not None:
-        return f"ordered by a person: {state.ordered}"
+        return f"ordered by {state.ordered_by}: {state.ordered}"
     if state.evicted_for is not None:
         return f"'{state.evicted_for}' needs the memory of its device"
     if Condition.UNPROVEN in state.conditions:
@@ -440,7 +442,11 @@ def _drain_ordered(state: ServiceState, policy: Policy, event: Event, now: float
     assert isinstance(event, DrainOrdered)
     conditions = (state.conditions - PARKED) | {Condition.DRAINING}
     state = replace(
-        state, conditions=conditions, drain_until=event.until, maintenance_until=event.maintenance_until
+        state,
+        conditions=conditions,
+        drain_until=event.until,
+        maintenance_until=event.maintenance_until,
+        parked_by=event.by,
     )
     return state, (RememberParked(event.maintenance_until),)
 
@@ -448,9 +454,8 @@ def _drain_ordered(state: ServiceState, policy: Policy, event: Event, now: float
 def _maintenance_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
     assert isinstance(event, MaintenanceOrdered)
     conditions = (state.conditions - PARKED) | {Condition.MAINTENANCE}
-    return replace(state, conditions=conditions, maintenance_until=event.until), (
-        RememberParked(event.until),
-    )
+    state = replace(state, conditions=conditions, maintenance_until=event.until, parked_by=event.by)
+    return state, (RememberParked(event.until),)
 
 
 def _maintenance_end_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
@@ -458,7 +463,8 @@ def _maintenance_end_ordered(state: ServiceState, policy: Policy, event: Event, 
 
 
 def _restart_ordered(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:
-    return replace(state, restart_ordered=True), ()
+    assert isinstance(event, RestartOrdered)
+    return replace(state, restart_ordered=True, ordered_by=event.by), ()
 
 
 def _restart_withdrawn(state: ServiceState, policy: Policy, event: Event, now: float) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from wake_router.service_state import Depth, Presence, Transition
+from wake_router.service_state import SOMEBODY, Depth, Presence, Transition
 
 # ---- events
 
@@ -27,9 +27,10 @@ class HoldEnded:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A person wants the service at this depth (awake, sleeping or offloaded)."""
+    """A person or a deployment wants the service at this depth (awake, sleeping or offloaded)."""
 
     depth: Depth
+    by: str = SOMEBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class DrainOrdered:
 
     until: float
     maintenance_until: float
+    by: str = SOMEBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class MaintenanceOrdered:
     """Hold requests and leave the engine alone, until it is ended or `until` has passed."""
 
     until: float
+    by: str = SOMEBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class MaintenanceEnded:
 @dataclass(frozen=True, slots=True)
 class RestartOrdered:
     """A person wants a new process of the engine. It comes when nothing is in flight any more."""
+
+    by: str = SOMEBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,10 +142,16 @@ _WHAT_IT_DOES = {
 
 
 def model_waking(
-    model: str, depth: Depth, estimate_seconds: float, retry_after_seconds: int, detail: str = ""
+    model: str,
+    depth: Depth,
+    estimate_seconds: float,
+    retry_after_seconds: int,
+    detail: str = "",
+    *,
+    in_maintenance: bool = False,
 ) -> AnswerError:
     """503 for a request that waited as long as it may, or can't wait at all."""
-    what = _WHAT_IT_DOES.get(depth, "is not ready yet")
+    what = "is in maintenance" if in_maintenance else _WHAT_IT_DOES.get(depth, "is not ready yet")
     estimate = max(1, round(estimate_seconds))
     return AnswerError(
         status=503,

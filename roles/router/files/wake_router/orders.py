@@ -27,6 +27,7 @@ from wake_router.lifecycle import (
     ServiceState,
 )
 from wake_router.memory import level_2_verdict
+from wake_router.service_state import SOMEBODY
 
 CUT_SECONDS: Final = 5.0
 """How long requests that are cut have to leave."""
@@ -53,6 +54,10 @@ class ForbiddenOrderError(OrderError):
     """The service's declaration or deployment doesn't allow it."""
 
 
+def _who(operator: str | None) -> str:
+    return SOMEBODY if operator is None else f"operator {operator!r}"
+
+
 class Orders:
     """Carries out orders through the executor. All durations in seconds."""
 
@@ -73,7 +78,7 @@ class Orders:
                 "allow_level_2 in its declaration says so."
             )
         self._executor.handle(name).asking.operator = operator
-        self._executor.dispatch(name, Ordered(depth))
+        self._executor.dispatch(name, Ordered(depth, _who(operator)))
         try:
             await self._executor.until(name, lambda state: state.ordered is not depth, timeout_seconds)
         except TimeoutError:
@@ -94,7 +99,9 @@ class Orders:
         self._executor.dispatch(name, PinChanged(pinned))
         await notebook.learn(replace(notebook.memory, pinned=pinned))
 
-    async def drain(self, name: str, deadline_seconds: float, limit_seconds: float) -> ServiceState:
+    async def drain(
+        self, name: str, deadline_seconds: float, limit_seconds: float, operator: str | None = None
+    ) -> ServiceState:
         """Hold new requests until maintenance ends, let those in flight end, and cut what hasn't by the
         deadline.
 
@@ -102,7 +109,7 @@ class Orders:
         """
         now = self._clock.monotonic()
         until = now + deadline_seconds
-        self._executor.dispatch(name, DrainOrdered(until, until + limit_seconds))
+        self._executor.dispatch(name, DrainOrdered(until, until + limit_seconds, _who(operator)))
         # Requests that are cut still need a moment to leave.
         with contextlib.suppress(TimeoutError):
             await self._executor.until(
@@ -111,13 +118,18 @@ class Orders:
         await self._executor.handle(name).notebook.finish()
         return self._executor.state(name)
 
-    async def begin_maintenance(self, name: str, limit_seconds: float) -> ServiceState:
+    async def begin_maintenance(
+        self, name: str, limit_seconds: float, operator: str | None = None
+    ) -> ServiceState:
         """Hold requests and leave the engine alone; raises KeyError for an unknown service."""
-        self._executor.dispatch(name, MaintenanceOrdered(self._clock.monotonic() + limit_seconds))
+        until = self._clock.monotonic() + limit_seconds
+        self._executor.dispatch(name, MaintenanceOrdered(until, _who(operator)))
         await self._executor.handle(name).notebook.finish()
         return self._executor.state(name)
 
-    async def restart(self, name: str, deadline_seconds: float, timeout_seconds: float) -> Proof:
+    async def restart(
+        self, name: str, deadline_seconds: float, timeout_seconds: float, operator: str | None = None
+    ) -> Proof:
         """Drain, have the launcher start a new process of the engine, and let it serve when it is proven.
 
         A service that was parked before stays parked. Raises OrderError, or KeyError for an unknown service.
@@ -131,9 +143,9 @@ class Orders:
         end = self._clock.monotonic() + timeout_seconds
         try:
             if not before.conditions & lifecycle.PARKED:
-                await self.drain(name, min(deadline_seconds, timeout_seconds), timeout_seconds)
-            await self._restart_process(name, before.incarnation, end)
-            await self._order_until(name, Depth.AWAKE, end)
+                await self.drain(name, min(deadline_seconds, timeout_seconds), timeout_seconds, operator)
+            await self._restart_process(name, before.incarnation, end, operator)
+            await self._order_until(name, Depth.AWAKE, end, operator)
             word = await self._prove_answers(name, handle)
         finally:
             self._executor.dispatch(name, RestartWithdrawn())
@@ -143,8 +155,8 @@ class Orders:
         verdict = level_2_verdict(handle.service, handle.notebook.memory)[1]
         return Proof(self._executor.state(name), word, verdict)
 
-    async def _restart_process(self, name: str, before: str | None, end: float) -> None:
-        self._executor.dispatch(name, RestartOrdered())
+    async def _restart_process(self, name: str, before: str | None, end: float, operator: str | None) -> None:
+        self._executor.dispatch(name, RestartOrdered(_who(operator)))
         left = max(0.1, end - self._clock.monotonic())
         try:
             await self._executor.until(name, lambda state: not state.restart_ordered, left)
@@ -156,7 +168,7 @@ class Orders:
         if before is not None and state.incarnation == before:
             raise OrderError(f"Service '{name}' was not restarted: {state.reason}")
 
-    async def prove(self, name: str, timeout_seconds: float) -> Proof:
+    async def prove(self, name: str, timeout_seconds: float, operator: str | None = None) -> Proof:
         """Show that a service may be trusted, record what is still missing for that, and end its maintenance.
 
         Raises OrderError, or KeyError for an unknown service.
@@ -165,13 +177,13 @@ class Orders:
         handle = self._executor.handle(name)
         # Maintenance usually replaced the engine a moment ago: don't take the old one for the new one.
         await self._look_now(name, handle)
-        await self._order_until(name, Depth.AWAKE, end)
+        await self._order_until(name, Depth.AWAKE, end, operator)
         word = await self._prove_answers(name, handle)
         trusted, reason = level_2_verdict(handle.service, handle.notebook.memory)
         earn = handle.service.allow_level_2 == "auto" and not trusted
         if earn and handle.notebook.memory.canary is not None and not handle.notebook.memory.level_2_broken:
-            await self._order_until(name, Depth.OFFLOADED, end)
-            await self._order_until(name, Depth.AWAKE, end)
+            await self._order_until(name, Depth.OFFLOADED, end, operator)
+            await self._order_until(name, Depth.AWAKE, end, operator)
             reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
         self._executor.dispatch(name, MaintenanceEnded())
         await handle.notebook.finish()
@@ -183,8 +195,8 @@ class Orders:
         if look is not None:
             self._executor.dispatch(name, sighting(epoch, look))
 
-    async def _order_until(self, name: str, depth: Depth, end: float) -> None:
-        await self.order(name, depth, max(0.1, end - self._clock.monotonic()))
+    async def _order_until(self, name: str, depth: Depth, end: float, operator: str | None) -> None:
+        await self.order(name, depth, max(0.1, end - self._clock.monotonic()), operator)
 
     async def _prove_answers(self, name: str, handle: Handle) -> str:
         """Compare with the canary, or record one from a fresh engine; returns what was done."""

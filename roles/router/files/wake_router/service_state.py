@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+SOMEBODY: Final = "a person"
+"""Who gave an order without a name."""
+
 
 class Depth(StrEnum):
     """How far down a service is; the words users see."""
@@ -160,7 +163,9 @@ class ServiceState:
     """The service for which it falls asleep, because the device has too little memory for both."""
     drain_until: float = 0.0
     maintenance_until: float = 0.0
+    parked_by: str = SOMEBODY
     ordered: Depth | None = None
+    ordered_by: str = SOMEBODY
     queued: Transition | None = None
     running: Transition | None = None
     from_depth: Depth = Depth.STOPPED

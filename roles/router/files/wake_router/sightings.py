@@ -148,9 +148,11 @@ def moved(state: ServiceState, now: float) -> ServiceState:
         held=state.held,
         pinned=state.pinned,
         ordered=state.ordered,
+        ordered_by=state.ordered_by,
         conditions=state.conditions & PARKED,
         drain_until=state.drain_until,
         maintenance_until=state.maintenance_until,
+        parked_by=state.parked_by,
         epoch=state.epoch + 1,
         reason="the engine's address has changed",
     )

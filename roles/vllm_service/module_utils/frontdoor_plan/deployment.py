@@ -153,7 +153,7 @@ def _previous(
         "name": earlier.name,
         "compose": dict(project_of(earlier.rendering).definition),
         "files": [
-            {"path": path, "secret_content": content.decode("utf-8")} for path, content in files.items()
+            {"path": path, **_content(path, content.decode("utf-8"))} for path, content in files.items()
         ],
         "transports": _transports(earlier.plan),
     }
@@ -216,15 +216,23 @@ def _files(rendering: Rendering, paths: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _file(path: str, content: str) -> dict[str, Any]:
-    """A file. Environments may hold secrets: only root reads them (Compose is root), and nobody logs them."""
-    private = path.endswith(".env") or _is_secret(path)
+    mode = "0640" if _is_private(path) else "0644"
     return {
         "path": path,
-        "secret_content" if private else "content": content,
-        "mode": "0640" if private else "0644",
+        **_content(path, content),
+        "mode": mode,
         "owner": _ROOT_USER,
         "group": _ROOT_USER,
     }
+
+
+def _content(path: str, content: str) -> dict[str, str]:
+    return {"secret_content" if _is_private(path) else "content": content}
+
+
+def _is_private(path: str) -> bool:
+    """Environments may hold secrets: only root reads them (Compose is root), and nobody logs them."""
+    return path.endswith(".env") or _is_secret(path)
 
 
 def _is_secret(path: str) -> bool:
