@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from evidence_support import EARLIER, NOW, control, integrity, p2p, with_evidence
-from frontdoor_plan import Refusal, discovered_from_box, evidence_from_box, predict
+from frontdoor_plan import Refusal, discovered_from_box, evidence_from_box, plan_table, predict
 from frontdoor_plan.evidence import differences
 from frontdoor_plan.planning import plan_declaration
 from frontdoor_plan.render import render
@@ -283,6 +283,17 @@ def test_check_mode_takes_for_granted_what_the_run_would_test() -> None:
         declaration.desired, discovered_from_box(facts, is_root=True), evidence_from_box(facts)
     )
     assert not isinstance(plan_declaration(declaration, discovered, evidence), list)
+
+
+def test_an_image_that_the_run_would_make_is_told_as_such() -> None:
+    facts = with_evidence(BOX) | {"images": {}}
+    declaration = declared(RAW)
+    discovered, evidence = predict(
+        declaration.desired, discovered_from_box(facts, is_root=True), evidence_from_box(facts)
+    )
+    plan = plan_declaration(declaration, discovered, evidence)
+    assert not isinstance(plan, list), plan
+    assert f"Engine image {plan.engine_image.reference} (not on the box yet)," in plan_table(plan)
 
 
 def test_check_mode_does_not_forgive_what_failed() -> None:

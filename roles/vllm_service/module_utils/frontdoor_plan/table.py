@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 from .model import Device, Figure, Placement, Plan, Refusal
+from .prediction import UNKNOWN_IMAGE_ID
 from .rules.memory import gib, plain, share
 from .sizes import claim
 
@@ -59,7 +60,7 @@ def _paths(plan: Plan) -> list[str]:
 
 
 def _short(image_id: str) -> str:
-    return image_id.removeprefix("sha256:")[:12]
+    return "not on the box yet" if image_id == UNKNOWN_IMAGE_ID else image_id.removeprefix("sha256:")[:12]
 
 
 def _on(plan: Plan, device: Device) -> list[Placement]:
