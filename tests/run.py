@@ -83,7 +83,8 @@ def lint() -> None:
     run("ruff", "format", "--check", ".")
     run("mypy", *python_files())
     run("yamllint", "--strict", ".")
-    run("ansible-lint")
+    # It checks playbooks without an inventory, which in a run is an error (ansible.cfg).
+    run("ansible-lint", ANSIBLE_HOST_PATTERN_MISMATCH="warning")
 
 
 def unit() -> None:
