@@ -20,4 +20,4 @@ def test_down_again_changes_nothing(deployed: Deployed) -> None:
 
 
 def test_status_of_a_stopped_box_says_what_to_do(deployed: Deployed) -> None:
-    assert "./box rehearse puts it there" in deployed.box.refuse("status").output
+    assert "./box rehearse starts it" in deployed.box.refuse("status").output
