@@ -110,6 +110,10 @@ def test_an_inventory_that_is_not_there_is_refused(copy: Copy, tmp_path: Path, w
     assert copy.run("plan", *words, cwd=tmp_path).stdout.startswith("ran ")
 
 
+def test_a_version_needs_no_inventory(copy: Copy) -> None:
+    assert copy.run("site", "--version").stdout.startswith("ran ")
+
+
 def test_a_list_of_hosts_is_no_file(copy: Copy) -> None:
     assert copy.run("site", "-i", "localhost,").stdout.startswith("ran ")
 
