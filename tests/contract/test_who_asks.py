@@ -78,7 +78,7 @@ def test_a_wake_on_order_names_who_ordered_it(engines: Engines, routers: Routers
     }  # fmt: skip
     assert " s: ordered by operator 'ada': awake." in why(router)
     assert router.order("services/text/sleep").status_code == 200
-    assert "ordered by a person: sleeping." in why(router), "who gives no name"
+    assert "ordered by somebody: sleeping." in why(router), "who gives no name"
     assert router.chat("text", headers={"X-Request-Id": "later"}).status_code == 200
     assert (last_wake(router)["request"], last_wake(router)["operator"]) == ("later", None)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-SOMEBODY: Final = "a person"
-"""Who gave an order without a name."""
+SOMEBODY: Final = "somebody"
+"""Who gave an order: without a name, or before the router restarted."""
 
 
 class Depth(StrEnum):
