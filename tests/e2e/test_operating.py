@@ -26,14 +26,15 @@ VLLMCTL = "/usr/local/bin/vllmctl"
 
 
 def vllmctl(*words: str, statuses: tuple[int, ...] = (0,)) -> str:
-    """What a command prints; no traceback, and one of the statuses."""
+    """What a command prints; one of the statuses, and no traceback but those in the logs of others."""
     result = subprocess.run(
         [VLLMCTL, "--instance", INSTANCE, *words],
         capture_output=True, text=True, timeout=900, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     print(f"--- vllmctl {' '.join(words)}: {result.returncode}\n{result.stdout}{result.stderr}")
     assert result.returncode in statuses, result
-    assert "Traceback" not in result.stderr
+    if "logs" not in words:
+        assert "Traceback" not in result.stderr
     return result.stdout
 
 
@@ -146,6 +147,7 @@ def test_list_shows_who_serves_what_with_verdicts() -> None:
 
 
 def test_logs_are_the_containers() -> None:
+    """An engine that was told to end while it worked may have left a traceback in them."""
     assert "launcher" in vllmctl("logs", "2000", "text")
     assert '"event":' in vllmctl("logs", "5", "router")
 
