@@ -19,6 +19,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from router_log import assert_sound
 
 from tests.contract.keys import keys_file
 from tests.standin.ports import free_port
@@ -47,7 +48,7 @@ def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     router.order("services/text/wake")
     yield router
     router.kill()
-    assert "internal_error" not in router.log()
+    assert_sound(router.log())
 
 
 # ---- official clients

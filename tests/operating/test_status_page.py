@@ -74,7 +74,7 @@ def test_what_happens_is_shown_without_reloading(frontdoor: Frontdoor, browser: 
     browser.value("window.untouched = true")
     frontdoor.router.order("services/embed/offload", 60)
     shows(browser, "offloaded", "article:nth-of-type(2)")
-    shows(browser, "from_depth awake", "#event-table")
+    shows(browser, "was offloaded in", "#event-table")
     assert browser.value("window.untouched")
 
 

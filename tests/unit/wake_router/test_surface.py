@@ -10,6 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from router_log import assert_sound
 
 from tests.standin.processes import HTTP, TOKEN, Engine, Router, wait_until
 
@@ -29,8 +30,7 @@ def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert router.order("services/text/wake").status_code == 200
     yield router
     router.stop()
-    assert "Traceback" not in router.log()
-    assert "internal_error" not in router.log()
+    assert_sound(router.log())
 
 
 def test_the_official_client(router: Router) -> None:

@@ -133,16 +133,6 @@ def models(found: Sequence[Model]) -> Table:
 
 
 def event(fields: Json) -> str:
-    """One event as a line."""
-    hidden = {"time", "event", "service"}
-    details = ", ".join(
-        f"{name} {_text(value)}"
-        for name, value in fields.items()
-        if name not in hidden and value not in (None, "", [])
-    )
-    head = f"{str(fields['time'])[:19]}  {fields['event']:<11} {fields.get('service') or '':<12}"
-    return f"{head} {details}".rstrip()
-
-
-def _text(value: Any) -> str:
-    return "/".join(map(str, value)) if isinstance(value, list) else str(value)
+    """One event as a line: when (UTC), about which service, and what it says."""
+    said = fields.get("sentence") or fields["event"]  # a router of an earlier release has no sentences
+    return f"{str(fields['time'])[:19]}Z  {fields.get('service') or '':<12} {said}"

@@ -33,6 +33,7 @@ from wake_router.admin_contract import (
 )
 from wake_router.clock import Clock
 from wake_router.durable import DurableWriteError
+from wake_router.event_sentences import with_sentence
 from wake_router.events import Events
 from wake_router.executor import Executor
 from wake_router.lifecycle import RESTING, Depth, ServiceState
@@ -325,7 +326,7 @@ def _parked(name: str, state: ServiceState) -> ParkedDone:
 def _add_event_stream(app: FastAPI, events: Events) -> None:
     @app.get("/admin/events")
     async def stream() -> StreamingResponse:
-        """What happens from now on, as server-sent events."""
+        """What happens from now on, as server-sent events; each with its `sentence` for people."""
         return StreamingResponse(_event_stream(events), media_type="text/event-stream")
 
 
@@ -340,7 +341,7 @@ async def _event_stream(events: Events) -> AsyncIterator[str]:
                 continue
             if event is None:
                 return
-            yield f"event: {event['event']}\ndata: {json.dumps(event)}\n\n"
+            yield f"event: {event['event']}\ndata: {json.dumps(with_sentence(event))}\n\n"
 
 
 @contextmanager

@@ -336,5 +336,9 @@ def _json(body: bytes) -> Any:
 
 
 def _excerpt(body: bytes) -> str:
-    text = body[:200].decode("utf-8", "replace").strip()
-    return text or "(nothing)"
+    """What an answer says, shortened: of an error in OpenAI's shape its message."""
+    try:
+        text = str(json.loads(body)["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        text = body.decode("utf-8", "replace")
+    return text.strip()[:200] or "(nothing)"

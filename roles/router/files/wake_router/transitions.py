@@ -209,7 +209,7 @@ async def record_canary(
         notebook.note(f"no canary: {problem}")
         return problem
     await notebook.learn(replace(notebook.memory, canary=first))
-    notebook.note("canary recorded")
+    notebook.note("its canary was recorded: what it answered now is expected after each wake")
     if service.task == "generate":
         await _record_image_canary(engine, service, notebook)
     return None
@@ -221,6 +221,9 @@ async def _record_image_canary(engine: Engine, service: Service, notebook: Noteb
         first, second = [await engine.ask_about_image(service.model) for _ in range(2)]
     except EngineUnreachableError:
         raise
+    except CanaryUnavailableError as error:
+        notebook.note(f"it takes no pictures, so its canary has none ({error})")
+        return
     except EngineError as error:
         notebook.note(f"no canary with a picture: {error}")
         return
@@ -229,7 +232,7 @@ async def _record_image_canary(engine: Engine, service: Service, notebook: Noteb
         notebook.note(f"no canary with a picture: {problem}")
         return
     await notebook.learn(replace(notebook.memory, image_canary=first))
-    notebook.note("canary with a picture recorded")
+    notebook.note("its canary with a picture was recorded too")
 
 
 def _must_be_proven(task: Assignment) -> bool:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, Final
 
 from wake_router.admin_contract import ServiceStatus, Status
+from wake_router.event_sentences import sentence
 from wake_router.lifecycle import PARKED
 from wake_router.status_page.evidence import EvidenceView, PathEvidence
 from wake_router.status_page.memory_bars import memory_section
@@ -24,8 +25,6 @@ ORDERS: Final = (
     ("prove", "Prove", "Prove {service} and end its maintenance?"),
 )
 """Order, what its button says, and the question before it where it hurts."""
-
-_HIDDEN_FIELDS: Final = frozenset({"time", "event", "service"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,19 +231,9 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def event_row(event: Mapping[str, Any]) -> str:
-    """One past event, the values of its fields as text."""
-    details = ", ".join(
-        f"{name} {_value(value)}"
-        for name, value in event.items()
-        if name not in _HIDDEN_FIELDS and value not in (None, "", [])
-    )
-    clock = str(event.get("time", ""))[11:19]
+    """One past event: when, about which service, and what it says."""
+    time = str(event.get("time", ""))
     return (
-        f'<tr><td><time datetime="{escape(str(event.get("time", "")))}">{escape(clock)}</time></td>'
-        f"<td>{escape(str(event.get('event', '')))}</td><td>{escape(str(event.get('service') or ''))}</td>"
-        f"<td>{escape(details)}</td></tr>"
+        f'<tr><td><time datetime="{escape(time)}">{escape(time[11:19])}</time></td>'
+        f"<td>{escape(str(event.get('service') or ''))}</td><td>{escape(sentence(event))}</td></tr>"
     )
-
-
-def _value(value: Any) -> str:
-    return ", ".join(str(each) for each in value) if isinstance(value, list) else str(value)

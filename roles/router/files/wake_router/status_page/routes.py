@@ -19,6 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from wake_router.admin_contract import Status
 from wake_router.clock import Clock
+from wake_router.event_sentences import with_sentence
 from wake_router.events import Events
 from wake_router.executor import Executor
 from wake_router.metrics import Metrics
@@ -109,8 +110,8 @@ def _add_pages(app: FastAPI, shown: StatusPage) -> None:
 def _add_documents(app: FastAPI, shown: StatusPage) -> None:
     @app.get("/admin/events/recent")
     async def recent() -> dict[str, list[dict[str, Any]]]:
-        """The last hundred events that aren't requests, the oldest first."""
-        return {"events": list(shown.events.recent)}
+        """The last hundred events that aren't requests, the oldest first; each with its `sentence`."""
+        return {"events": [with_sentence(event) for event in shown.events.recent]}
 
     @app.get("/admin/evidence")
     async def evidence() -> EvidenceView:
