@@ -339,7 +339,7 @@ changes:
   elements: str
   sample:
     - "file engines/compose.yml: content differs, rewritten"
-    - "container vllm-frontdoor-default-text: removed by someone, created"
+    - "container vllm-frontdoor-default-text: no longer there, created"
 problems:
   description: What went wrong, a sentence each; of a container with its last log lines.
   returned: failure

@@ -17,6 +17,8 @@ description:
   - Removes the containers and networks that carry the instance's label, and nothing else.
   - Removes folders and images only when they are named; those that instances share, only when this one is the
     last on the machine.
+  - Fails before anything is removed where Docker is installed and does not answer, because the containers
+    would come back with it. Where there is no Docker, there are no containers either.
 options:
   instance:
     description: Name of the instance.
@@ -93,6 +95,16 @@ class Docker:
         if result.returncode:
             raise DockerError(f"'docker {arguments[0]}' failed: {result.stderr.strip()[-400:]}")
         return result.stdout.splitlines()
+
+    def require_answer(self) -> None:
+        """Raises DockerError when the daemon does not answer."""
+        try:
+            self.lines("version", "--format", "{{.Server.Version}}")
+        except DockerError as error:
+            raise DockerError(
+                f"Docker does not answer, and with it the containers would come back; "
+                f"start Docker, then run this again ({error})"
+            ) from error
 
     def labelled(self, kind: str, instance: str) -> list[str]:
         """Names of the containers or networks of an instance, in order."""
@@ -175,16 +187,10 @@ def main() -> None:
     images = [] if others else module.params["shared_images"]
     folders = module.params["folders"] + ([] if others else module.params["shared_folders"])
     changes: list[str] = []
-    reachable = True
+    installed = shutil.which("docker") is not None
     try:
-        docker.lines("version", "--format", "{{.Server.Version}}")
-    except DockerError as error:
-        reachable = False
-        module.warn(
-            f"No containers, networks or images were looked for, since Docker does not answer: {error}"
-        )
-    try:
-        if reachable:
+        if installed:
+            docker.require_answer()
             changes += remove_from_docker(docker, module.params["instance"], images, module.check_mode)
         changes += remove_unit(module.params["instance"], UNITS, module.check_mode)
         changes += remove_folders(folders, module.check_mode)

@@ -786,7 +786,7 @@ def _service_changes(
     subject = f"container {service.container}"
     if container is None:
         known = service.name in observed.record.services
-        reason = "removed by someone" if known else "missing"
+        reason = "no longer there" if known else "missing"
         return [CreateContainer(f"{subject}: {reason}, created", service.name, None)]
     if reasons := _reasons_to_recreate(service, container, observed, faults):
         sentence = f"{subject}: {' and '.join(reasons)}, recreated"

@@ -81,7 +81,7 @@ def test_container_killed(box: Box) -> None:
 
 def test_container_removed(box: Box) -> None:
     docker("rm", "-f", box.name("text"))
-    box.repair(f"container {box.name('text')}: removed by someone, created", renewed=("text",))
+    box.repair(f"container {box.name('text')}: no longer there, created", renewed=("text",))
 
 
 def test_container_paused(box: Box) -> None:
@@ -283,7 +283,7 @@ def test_several_at_once(box: Box) -> None:
         "file registry/registry.json: content differs, rewritten",
         f"network {box.name('text')}: missing, created",
         f"container {box.name('text')}: its network {box.name('text')} is made anew, recreated",
-        f"container {box.name('embed')}: removed by someone, created",
+        f"container {box.name('embed')}: no longer there, created",
         f"container {box.name('front')}: stopped (exit code 143), started",
         renewed=("text", "embed"),
     )

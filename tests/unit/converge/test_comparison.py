@@ -87,7 +87,7 @@ def test_restarting_is_waited_for_and_not_repaired() -> None:
 
 def test_a_container_that_was_never_there_and_one_that_was() -> None:
     box = replace(right_box(), containers=())
-    assert sentences(box) == ["container box-text: removed by someone, created"]
+    assert sentences(box) == ["container box-text: no longer there, created"]
     assert sentences(replace(box, record=pure.Record())) == ["container box-text: missing, created"]
 
 
