@@ -437,7 +437,7 @@ def test_the_role_writes_what_the_plan_reads(boxes: Boxes, tmp_path: Path) -> No
     play = Play(box, tmp_path / "play")
     status, output = play.run("--check")
     assert (status, box.written()) == (0, [])
-    assert "Would measure text in 1 rounds." in output
+    assert "Would measure text in 1 round." in output
     status, output = play.run()
     assert status == 0
     assert "text was measured in one round" in output

@@ -6,9 +6,12 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from vllmctl.containers import LABEL_SERVICE
 
 from tests.operating.conftest import GPU, Frontdoor
 from tests.standin.processes import HTTP, wait_until
@@ -89,6 +92,7 @@ def test_down_takes_one_or_all_but_what_is_pinned(frontdoor: Frontdoor) -> None:
     assert (depth(frontdoor, "text"), depth(frontdoor, "embed")) == ("offloaded", "awake")
     assert "pinned awake" in frontdoor.fail("sleep", "embed")
     assert frontdoor.succeed("unpin", "embed") == "embed is no longer pinned (awake).\n"
+    assert frontdoor.succeed("unpin", "embed") == "embed was not pinned (awake).\n"
     frontdoor.succeed("down", "all")
     assert depth(frontdoor, "embed") == "offloaded"
 
@@ -142,6 +146,8 @@ def test_chat_streams_an_answer_and_wakes_the_model(frontdoor: Frontdoor) -> Non
     conversation = frontdoor.succeed("chat", "text", "--max-tokens", "2", typed="One?\n\nTwo?\n")
     assert conversation == "The capital\n" * 2
     assert "can't chat" in frontdoor.fail("chat", "embed", "Hello?")
+    assert "Say what to ask" in frontdoor.fail("chat", "text", " ")
+    assert "the input was empty" in frontdoor.fail("chat", "text")
 
 
 def test_a_chat_that_breaks_off_is_a_failure(frontdoor: Frontdoor) -> None:
@@ -209,14 +215,21 @@ def test_list_shows_models_with_sizes(frontdoor: Frontdoor) -> None:
 
 def test_logs_hands_over_to_docker(frontdoor: Frontdoor, tmp_path: Path) -> None:
     """What Docker itself prints is shown by the end-to-end test; here, what it is asked."""
-    docker = tmp_path / "docker"
-    docker.write_text('#!/bin/sh\necho "$@"\n')
-    docker.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
+    path = with_docker(tmp_path, 'echo "$@"')
     asked = frontdoor.run("logs", "-f", "20", "TEXT-ALIAS", PATH=path).out
     assert asked == "logs --tail 20 --follow vllm-frontdoor-test-text\n"
     assert frontdoor.run("logs", "router", PATH=path).out == "logs --tail 100 vllm-frontdoor-test-router\n"
+    asked = frontdoor.run("logs", "--lines", "7", "text", PATH=path).out
+    assert asked == "logs --tail 7 vllm-frontdoor-test-text\n"
     assert "is not [N] SERVICE" in frontdoor.fail("logs", "many", "text")
+
+
+def with_docker(folder: Path, script: str) -> str:
+    """A PATH on which such a shell script is the docker command."""
+    docker = folder / "docker"
+    docker.write_text(f"#!/bin/sh\n{script}\n")
+    docker.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
 
 
 # ---- bad input
@@ -259,18 +272,39 @@ def test_a_missing_token_is_told(frontdoor: Frontdoor) -> None:
         token.write_text(before)
 
 
-def test_a_router_that_is_down_is_told(frontdoor: Frontdoor) -> None:
+@contextmanager
+def a_router_that_is_down(frontdoor: Frontdoor) -> Iterator[None]:
     settings = frontdoor.root / "router" / "router.env"
     before = settings.read_text()
     settings.write_text("ROUTER_ADMIN_ADDRESS=127.0.0.1:1\nROUTER_PUBLIC_ADDRESS=127.0.0.1:1\n")
     try:
-        for words in (["status"], ["up", "text"], ["events"], ["usage"], ["top"], ["list"], ["why", "text"]):
+        yield
+    finally:
+        settings.write_text(before)
+
+
+def test_a_router_that_is_down_is_told(frontdoor: Frontdoor) -> None:
+    with a_router_that_is_down(frontdoor):
+        for words in (["status"], ["up", "text"], ["events"], ["usage"], ["top"], ["why", "text"]):
             assert "does not answer (Connection refused)" in frontdoor.fail(*words)
         outcome = frontdoor.run("doctor")
         assert outcome.status == 2
         assert "docker logs vllm-frontdoor-test-router" in outcome.out
-    finally:
-        settings.write_text(before)
+        outcome = frontdoor.run("list")
+        assert outcome.status == 0 and "Stand-In-1B" in outcome.out, (
+            "what is on the disk is known all the same"
+        )
+        assert outcome.err.startswith("No verdicts: The router at ")
+
+
+def test_logs_are_shown_without_the_router(frontdoor: Frontdoor, tmp_path: Path) -> None:
+    described = {"Name": "/x", "State": {}, "Config": {"Labels": {LABEL_SERVICE: "text"}}}
+    inspect = f"inspect) echo '{json.dumps([described])}' ;;"
+    path = with_docker(tmp_path, f'case $1 in ps) echo x ;; {inspect} *) echo "$@" ;; esac')
+    with a_router_that_is_down(frontdoor):
+        asked = frontdoor.run("logs", "text", PATH=path)
+        assert asked.out == "logs --tail 100 vllm-frontdoor-test-text\n"
+        assert "does not answer" in frontdoor.run("logs", "text-alias", PATH=path).err
 
 
 def test_an_order_that_takes_too_long_is_told(frontdoor: Frontdoor) -> None:

@@ -164,7 +164,8 @@ def measure(given: Mapping[str, Any], check_mode: bool, meter: Meter) -> tuple[b
     services = admin.services()
     names, unknown = run.choose(services, given["services"])
     if check_mode or unknown:
-        lines = [f"Would measure {name} in {given['rounds']} rounds." for name in names if not unknown]
+        rounds = "1 round" if given["rounds"] == 1 else f"{given['rounds']} rounds"
+        lines = [f"Would measure {name} in {rounds}." for name in names if not unknown]
         return bool(lines), run.Report(measured=lines, problems=unknown)
     found = running_engines(Docker(given["docker_host"]), given["instance"])
     on_gpus = any(isinstance(each, engines.Engine) and not each.on_cpu for each in found.values())

@@ -37,7 +37,7 @@ def test_a_record_takes_its_row_off() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {"part": "integrity", "gpu": "share 0 of the processor"},
+        {"part": "integrity", "gpu": "share 0 of the processor, standing for a GPU"},
         {"part": "integrity", "gpu": "simulated GPU 0"},
         {"part": "nonsense", "gpu": "NVIDIA A800"},
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllmctl import doctor, findings, names
+from vllmctl import doctor, findings, names, tables
 from vllmctl.box import find_box
 from vllmctl.chatting import deltas
 from vllmctl.containers import Container, Memory, memory_by_service
@@ -15,7 +15,7 @@ from vllmctl.exposition import Sample, samples, usage
 from vllmctl.findings import Finding, Level
 from vllmctl.logs import read_words
 from vllmctl.measures import duration, rate, size
-from vllmctl.models import models
+from vllmctl.models import Model, models
 from vllmctl.tables import memory_text
 
 SERVICE: dict[str, Any] = {
@@ -156,7 +156,9 @@ def test_a_device_over_plan_is_a_warning(over_plan: bool | None, levels: list[Le
     device = {"name": "gpu0", "used_bytes": 30 * GIB, "planned_bytes": 5 * GIB, "over_plan": over_plan}
     found = list(findings.memory({"device_memory": [device]}))
     assert [each.level for each in found] == levels
-    assert all("30.0 GiB of gpu0 are used, the plan allows 5.0 GiB now." in each.text for each in found)
+    assert all(
+        "On device gpu0 30.0 GiB are used, the plan allows 5.0 GiB now." in each.text for each in found
+    )
     assert list(findings.memory({})) == [], "a router of an earlier release"
 
 
@@ -229,9 +231,23 @@ def test_a_stream_gives_its_text_and_must_end() -> None:
         list(deltas(iter([chunk, 'data: {"error": {"message": "It failed in the middle."}}'])))
 
 
+def test_each_verdict_that_is_listed_is_explained_once() -> None:
+    found = [
+        Model(str(number), "/models", 1, verdict, ())
+        for number, verdict in enumerate(
+            ["values_only", "verified", None, "values_only", "of a later release"]
+        )
+    ]
+    explained = tables.verdicts_explained(found)
+    assert [each.partition(":")[0] for each in explained] == ["values_only", "verified"]
+
+
 def test_words_of_logs() -> None:
     assert read_words(["text"]) == (100, "text")
     assert read_words(["5", "text"]) == (5, "text")
+    assert read_words(["text"], 7) == (7, "text")
+    with pytest.raises(CommandError, match="once"):
+        read_words(["5", "text"], 7)
     for wrong in (["x", "text"], ["0", "text"], ["1", "2", "text"]):
         with pytest.raises(CommandError, match="for example"):
             read_words(wrong)

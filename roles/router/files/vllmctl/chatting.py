@@ -41,13 +41,15 @@ class Conversation:
         self._messages.append({"role": "assistant", "content": "".join(answer)})
 
     def run(self) -> None:
-        """Ask line by line what is typed (or piped in) until its end."""
+        """Ask line by line what is typed (or piped in); raises CommandError where nothing is piped in."""
         watched = sys.stdin.isatty()
         while True:
             if watched:
                 sys.stderr.write("> ")
                 sys.stderr.flush()
             line = sys.stdin.readline()
+            if not line and not watched and not self._messages:
+                raise CommandError("Nothing was asked: the input was empty.")
             if not line:
                 return
             if line.strip():

@@ -95,7 +95,7 @@ def memory(status: Json) -> Iterator[Finding]:
 
 def _device_memory(device: Json) -> Finding:
     name, used, allowed = device["name"], size(device["used_bytes"]), size(device["planned_bytes"])
-    check, text = f"memory {name}", f"{used} of {name} are used, the plan allows {allowed} now."
+    check, text = f"memory {name}", f"On device {name} {used} are used, the plan allows {allowed} now."
     if not device["over_plan"]:
         return Finding(Level.OK, check, text)
     advice = "'vllmctl status' shows who holds what, 'nvidia-smi' who else is there; measure: ./box calibrate"

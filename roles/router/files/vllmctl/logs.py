@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vllmctl.containers import containers
 from vllmctl.errors import CommandError
 from vllmctl.ordering import complete_service
 from vllmctl.session import Session
@@ -31,11 +32,12 @@ def logs(
         ),
     ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is written.")] = False,
+    lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, help="The same as N.")] = None,
 ) -> None:
     """Show the last lines of an engine's log, or the router's. Needs the right to use Docker."""
     session: Session = context.obj
-    count, wanted = read_words(words)
-    name = ROUTER if wanted.casefold() == ROUTER else session.service(wanted)["name"]
+    count, wanted = read_words(words, lines)
+    name = _container_service(session, wanted)
     command = ["docker", "logs", "--tail", str(count), *(["--follow"] if follow else [])]
     try:
         os.execvp("docker", [*command, session.box.container(name)])
@@ -43,11 +45,25 @@ def logs(
         raise CommandError(f"The program docker can't be run: {error.strerror}.") from None
 
 
-def read_words(words: list[str]) -> tuple[int, str]:
+def _container_service(session: Session, wanted: str) -> str:
+    """Whose container it is. Where the router doesn't answer, Docker still knows the services' own names."""
+    if wanted.casefold() == ROUTER:
+        return ROUTER
+    try:
+        return str(session.service(wanted)["name"])
+    except CommandError:
+        if wanted in {each.service for each in containers(session.box.instance)}:
+            return wanted
+        raise
+
+
+def read_words(words: list[str], lines: int | None = None) -> tuple[int, str]:
     """The number of lines and the service in `[N] SERVICE`; raises CommandError."""
     *before, service = words
     if not before:
-        return LINES, service
+        return lines or LINES, service
+    if lines is not None:
+        raise CommandError(f"Say how many lines once: N or --lines; for example: vllmctl logs 200 {service}")
     if len(before) > 1 or not before[0].isdecimal() or int(before[0]) < 1:
         raise CommandError(f"'{' '.join(words)}' is not [N] SERVICE; for example: vllmctl logs 200 text")
     return int(before[0]), service

@@ -13,8 +13,9 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from vllmctl import containers, doctor, exposition, findings, http, tables
+from vllmctl.errors import CommandError
 from vllmctl.models import models as models_on_disk
-from vllmctl.session import Json, Session, console, print_json, say
+from vllmctl.session import Json, Session, console, print_json, say, warn
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Interval = Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")]
@@ -134,13 +135,19 @@ doctor_command.__name__ = "doctor"
 def list_command(context: typer.Context, as_json: JsonOption = False) -> None:
     """List the models on this machine: size, verdict on their weights, who serves them."""
     session: Session = context.obj
-    view = http.get(f"{session.box.admin_url}/admin/evidence")
+    try:
+        view = http.get(f"{session.box.admin_url}/admin/evidence")
+    except CommandError as error:
+        warn(f"No verdicts: {error}")
+        view = {"weights": []}
     verdicts = {each["model"]: each["verdict"] for each in view["weights"]}
     found = models_on_disk(session.box.models, verdicts, containers.containers(session.box.instance))
     if as_json:
         print_json({"models": [dataclasses.asdict(each) for each in found]})
     elif found:
         console().print(tables.models(found))
+        for explanation in tables.verdicts_explained(found):
+            say(explanation)
     else:
         say(f"There is no model in {session.box.models}.")
 

@@ -120,12 +120,15 @@ def unpin(context: typer.Context, service: ServiceName, as_json: JsonOption = Fa
 
 
 def _simple(session: Session, wanted: str, order: str, as_json: bool, sentence: str) -> None:
-    name = session.service(wanted)["name"]
+    before = session.service(wanted)
+    name = before["name"]
     answer = session.order(f"services/{name}/{order}", http.QUICK_SECONDS)
     if as_json:
         print_json(answer)
     elif order == "unpin" and answer["pinned"]:
         say(f"{name} stays pinned: the deployment says so (pin: true).")
+    elif order == "unpin" and not before["pinned"]:
+        say(f"{name} was not pinned ({answer['depth'].replace('_', ' ')}).")
     else:
         say(sentence.format(service=name, depth=answer["depth"].replace("_", " ")))
 
@@ -133,8 +136,12 @@ def _simple(session: Session, wanted: str, order: str, as_json: bool, sentence: 
 def drain(
     context: typer.Context,
     service: ServiceName,
-    deadline: Annotated[float, typer.Option(min=0.0, help="Seconds until what streams is cut.")] = 120.0,
-    limit: Annotated[float, typer.Option(min=0.0, help="Seconds that requests may wait.")] = 3600.0,
+    deadline: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that answers under way get; then they are cut off.")
+    ] = 120.0,
+    limit: Annotated[
+        float, typer.Option(min=0.0, help="Seconds after that until it serves again without 'prove'.")
+    ] = 3600.0,
     as_json: JsonOption = False,
 ) -> None:
     """Hold new requests and let those in flight end, to work on an engine; 'prove' ends it."""
@@ -222,6 +229,8 @@ def chat(
     conversation = Conversation(
         session.box.public_url, found["model"], max_tokens, os.environ.get(key_variable)
     )
+    if prompt is not None and not prompt.strip():
+        raise CommandError(f"Say what to ask; for example: vllmctl chat {service} 'Who are you?'")
     if prompt is not None:
         conversation.ask(prompt)
     else:

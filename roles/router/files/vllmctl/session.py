@@ -66,6 +66,11 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def warn(text: str) -> None:
+    """A line on standard error about what is missing in the answer."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def hint(text: str) -> None:
     """Something for a person who watches, never for a program that reads."""
     if sys.stderr.isatty():

@@ -132,6 +132,21 @@ def models(found: Sequence[Model]) -> Table:
     return table
 
 
+_VERDICTS = {
+    "failed": "the files are wrong",
+    "structure_only": "the structure is whole; values of this format are not judged",
+    "unverified": "the files could not be judged",
+    "values_only": "every value is finite; nobody recorded a hash to compare all files with",
+    "verified": "every file has the hash that the hub recorded, and every value is finite",
+}
+
+
+def verdicts_explained(found: Sequence[Model]) -> list[str]:
+    """What each verdict in the table means, in the order of their names."""
+    shown = sorted({model.verdict for model in found if model.verdict in _VERDICTS})
+    return [f"{verdict}: {_VERDICTS[verdict]}." for verdict in shown]
+
+
 def event(fields: Json) -> str:
     """One event as a line: when (UTC), about which service, and what it says."""
     said = fields.get("sentence") or fields["event"]  # a router of an earlier release has no sentences

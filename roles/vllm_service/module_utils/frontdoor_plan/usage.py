@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .model import Plan
+from .model import Plan, Service
 
 _EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "generate": (
@@ -29,21 +29,25 @@ def questions(plan: Plan) -> list[dict[str, str]]:
 
 
 def usage_lines(plan: Plan) -> list[str]:
-    """Endpoint, models with their other names, and a command to try."""
+    """Endpoint, models with their other names, and a command to try for each thing that they can do."""
     services = [placement.service for placement in plan.placements]
-    path, body = _EXAMPLES[services[0].task]
-    command = (
-        f"curl {_curl_options(plan)}{endpoint(plan)}/v1/{path} -H 'Content-Type: application/json' "
-        f"-d '{json.dumps({'model': services[0].model, **body})}'"
-    )
+    first_by_task = {service.task: service for service in reversed(services)}
     return [
         f"Endpoint: {endpoint(plan)}/v1",
         *(
             f"Model: {service.model} (also {', '.join([service.name, *service.aliases])})"
             for service in services
         ),
-        f"Try: {command}",
+        *(f"Try: {_command(plan, service)}" for service in services if service in first_by_task.values()),
     ]
+
+
+def _command(plan: Plan, service: Service) -> str:
+    path, body = _EXAMPLES[service.task]
+    return (
+        f"curl {_curl_options(plan)}{endpoint(plan)}/v1/{path} -H 'Content-Type: application/json' "
+        f"-d '{json.dumps({'model': service.model, **body})}'"
+    )
 
 
 def _curl_options(plan: Plan) -> str:

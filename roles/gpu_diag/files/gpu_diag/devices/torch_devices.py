@@ -85,7 +85,7 @@ def open_cpu(count: int) -> TorchDevices:
 def describe(torch: Any, target: Any, number: int) -> Device:
     """What torch knows of a device."""
     if target.type != "cuda":
-        return Device(f"share {number} of the processor", None, None, None)
+        return Device(f"share {number} of the processor, standing for a GPU", None, None, None)
     properties = torch.cuda.get_device_properties(target)
     uuid = getattr(properties, "uuid", None)
     parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
