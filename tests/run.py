@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,10 +40,11 @@ class CheckError(Exception):
 def run(*command: str | Path, **variables: str) -> None:
     """Run one command in the repository with its output shown; raises CheckError."""
     words = [str(word) for word in command]
-    print(f"+ {' '.join(words)[:200]}", flush=True)
+    shown = textwrap.shorten(" ".join(words), 200, placeholder=" …")
+    print(f"+ {shown}", flush=True)
     result = subprocess.run(words, cwd=REPOSITORY, env={**os.environ, **variables}, check=False)
     if result.returncode:
-        raise CheckError(f"'{' '.join(words)}' ended with status {result.returncode}")
+        raise CheckError(f"'{shown}' ended with status {result.returncode}")
 
 
 def python_files() -> list[str]:

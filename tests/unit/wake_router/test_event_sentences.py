@@ -21,7 +21,7 @@ def emitted_kinds() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "emit"
     )
-    return {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+    return {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
 
 
 def test_each_kind_that_is_emitted_has_words_and_no_other() -> None:
