@@ -61,13 +61,16 @@ def test_a_cordon_that_is_not_on_the_disk_is_said(engines: Engines, routers: Rou
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_parked_service(engines: Engines, routers: Routers, order: str, damaged: bool) -> None:
     engine, router = fresh(engines, routers)
-    assert router.order(f"services/text/{order}").status_code == 200
+    assert router.order(f"services/text/{order}", operator="ada").status_code == 200
     router.kill()
     if damaged:
         (router.folder / "state/orders/parkings/text.json").write_bytes(b"{")
     router.start()
     router.wait_for("text", "awake")
     assert router.status("text")["conditions"] == ["maintenance"]
+    why = HTTP.get(f"{router.admin}/admin/services/text/why").json()["why"]
+    by = "somebody" if damaged else "operator 'ada'"
+    assert any(f"in maintenance, ordered by {by}: " in sentence for sentence in why), why
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(router.chat, "text")
         wait_until(lambda: router.status("text")["held"] == 1)

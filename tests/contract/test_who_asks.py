@@ -71,8 +71,7 @@ def test_a_wake_names_the_request_and_the_key_that_called_first(
 
 def test_a_wake_on_order_names_who_ordered_it(engines: Engines, routers: Routers) -> None:
     _engine, router = asleep(engines, routers)
-    headers = {"Authorization": f"Bearer {TOKEN}", "X-Operator": "ada"}
-    assert HTTP.post(f"{router.admin}/admin/services/text/wake", headers=headers).status_code == 200
+    assert router.order("services/text/wake", operator="ada").status_code == 200
     assert last_wake(router) == {
         "cause": "ordered by operator 'ada': awake", "request": None, "key": None, "operator": "ada",
     }  # fmt: skip

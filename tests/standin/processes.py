@@ -278,9 +278,11 @@ class Router:
         """Wait until a service is at a depth."""
         wait_until(lambda: self.status(service)["depth"] == depth, seconds, f"{service} {depth}")
 
-    def order(self, path: str, timeout: float = PATIENCE_SECONDS) -> httpx.Response:
-        """POST to the admin surface with the token."""
-        headers = {"Authorization": f"Bearer {TOKEN}"}
+    def order(
+        self, path: str, timeout: float = PATIENCE_SECONDS, operator: str | None = None
+    ) -> httpx.Response:
+        """POST to the admin surface with the token, under a name or none."""
+        headers = {"Authorization": f"Bearer {TOKEN}"} | ({"X-Operator": operator} if operator else {})
         return HTTP.post(f"{self.admin}/admin/{path}", headers=headers, timeout=timeout)
 
     def chat(self, model: str, timeout: float = PATIENCE_SECONDS, **fields: Any) -> httpx.Response:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from wake_router import response_ids
 from wake_router.durable import DurableWriteError
 from wake_router.response_ids import ResponseIds
-from wake_router.standing_orders import PARKED_UNKNOWN_SECONDS, StandingOrders
+from wake_router.service_state import SOMEBODY
+from wake_router.standing_orders import PARKED_UNKNOWN_SECONDS, Parking, StandingOrders
 
 DAMAGE = [b"", b"\x00\xff", b"{", b"[]", b"null", b'{"schema_version": 2}', b'{"schema_version": 1}']
 
@@ -49,34 +51,34 @@ def test_a_draft_is_no_cordon(tmp_path: Path) -> None:
 
 def test_a_parking_lasts_as_long_as_it_was_ordered(tmp_path: Path) -> None:
     wall = Wall()
-    StandingOrders(tmp_path, wall).park("text", 100.0)
+    StandingOrders(tmp_path, wall).park("text", Parking(100.0, "operator 'root'"))
     orders = StandingOrders(tmp_path, wall)
-    assert orders.parked_seconds("text") == 100.0
-    assert orders.parked_seconds("other") is None
+    assert orders.parking("text") == Parking(100.0, "operator 'root'")
+    assert orders.parking("other") is None
     wall.now += 60
-    assert orders.parked_seconds("text") == 40.0
+    assert orders.parking("text") == Parking(40.0, "operator 'root'")
     wall.now += 41
-    assert orders.parked_seconds("text") is None
+    assert orders.parking("text") is None
     orders.park("text", None)
     orders.park("text", None)
     wall.now -= 90
-    assert orders.parked_seconds("text") is None
+    assert orders.parking("text") is None
 
 
 def test_a_clock_that_is_put_back_parks_nothing_longer(tmp_path: Path) -> None:
     wall = Wall()
     orders = StandingOrders(tmp_path, wall)
-    orders.park("text", 100.0)
+    orders.park("text", Parking(100.0, "operator 'root'"))
     wall.now -= 1_000_000
-    assert orders.parked_seconds("text") == 100.0
+    assert orders.parking("text") == Parking(100.0, "operator 'root'")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_parking_still_parks(tmp_path: Path, damage: bytes) -> None:
     orders = StandingOrders(tmp_path, Wall())
-    orders.park("text", 5.0)
+    orders.park("text", Parking(5.0))
     (tmp_path / "parkings/text.json").write_bytes(damage)
-    assert orders.parked_seconds("text") == PARKED_UNKNOWN_SECONDS
+    assert orders.parking("text") == Parking(PARKED_UNKNOWN_SECONDS, SOMEBODY)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -140,3 +142,11 @@ def test_responses_are_known_without_a_disk(tmp_path: Path) -> None:
     ids.remember("resp_1", "text")
     assert ids.service_of("resp_1") == "text"
     assert len(said) == 1 and "can't be written" in said[0]
+
+
+def test_a_parking_of_an_earlier_router_has_no_name(tmp_path: Path) -> None:
+    wall = Wall()
+    (tmp_path / "parkings").mkdir()
+    document = {"schema_version": 1, "until": wall.now + 9, "seconds": 9}
+    (tmp_path / "parkings/text.json").write_text(json.dumps(document))
+    assert StandingOrders(tmp_path, wall).parking("text") == Parking(9.0, SOMEBODY)

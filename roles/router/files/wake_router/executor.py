@@ -58,7 +58,7 @@ from wake_router.registry import Registry, Service
 from wake_router.scheduler import Fleet, Member
 from wake_router.settings import MIB, Settings
 from wake_router.sightings import moved
-from wake_router.standing_orders import StandingOrders
+from wake_router.standing_orders import Parking, StandingOrders
 
 __all__ = ["Executor", "Handle", "Held", "Lease", "RefusedError"]
 
@@ -476,8 +476,7 @@ class Executor:
             case Remember(incarnation, depth, proven):
                 handle.notebook.intend_soon(Record(incarnation=incarnation, depth=depth, proven=proven))
             case RememberParked(until):
-                now = self._clock.monotonic()
-                handle.notebook.park_soon(None if until is None else max(0.0, until - now))
+                handle.notebook.park_soon(None if until is None else self._parking(name, until))
             case NeedMemory():
                 self._events.emit("memory", service=name, reason=self.state(name).reason)
             case CutInFlight(reason):
@@ -485,6 +484,9 @@ class Executor:
                     lease.when_cut(reason)
             case _:
                 pass
+
+    def _parking(self, name: str, until: float) -> Parking:
+        return Parking(max(0.0, until - self._clock.monotonic()), self.state(name).parked_by)
 
     def _refuse_all(
         self, handle: Handle, state: ServiceState, reason: str, *, stopping: bool = False

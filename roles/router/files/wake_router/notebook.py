@@ -13,7 +13,8 @@ from wake_router.events import Events
 from wake_router.intent_store import IntentStore
 from wake_router.lifecycle import Condition, Record, ServiceState
 from wake_router.memory import Memory, MemoryStore
-from wake_router.standing_orders import StandingOrders
+from wake_router.service_state import SOMEBODY
+from wake_router.standing_orders import Parking, StandingOrders
 
 
 class ServiceNotebook:
@@ -47,24 +48,21 @@ class ServiceNotebook:
         """
         return self._start(self._write(self._intents.write, record))
 
-    def parked_seconds(self) -> float | None:
-        """For how long an order still parks the service; None: it isn't parked."""
-        return self._standing.parked_seconds(self._service)
-
-    def park_soon(self, seconds: float | None) -> None:
-        """Write down that it is parked for so long from now, None: not any more. `finish` waits for it."""
-        self._start(self._write(self._standing.park, seconds))
+    def park_soon(self, parking: Parking | None) -> None:
+        """Write down that it is parked, None: not any more. `finish` waits for it."""
+        self._start(self._write(self._standing.park, parking))
 
     def first_state(self, now: float) -> ServiceState:
         """What is known about the service when the router starts; `now` in monotonic seconds."""
-        parked = self.parked_seconds()
+        parking = self._standing.parking(self._service)
         return ServiceState(
             since=now,
             last_activity=now,
             record=self.record(),
             pinned=self.memory.pinned,
-            conditions=frozenset() if parked is None else frozenset({Condition.MAINTENANCE}),
-            maintenance_until=now + (parked or 0.0),
+            conditions=frozenset() if parking is None else frozenset({Condition.MAINTENANCE}),
+            maintenance_until=now + (parking.seconds if parking else 0.0),
+            parked_by=parking.by if parking else SOMEBODY,
         )
 
     async def learn(self, memory: Memory) -> None:
@@ -95,7 +93,7 @@ class ServiceNotebook:
         return task
 
     async def _write(
-        self, write: Callable[[str, Any], None], content: Record | Memory | float | None
+        self, write: Callable[[str, Any], None], content: Record | Memory | Parking | None
     ) -> str | None:
         async with self._order:
             try:

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
 from wake_router.durable import read_json, remove_file, replace_file
+from wake_router.service_state import SOMEBODY
 
 SCHEMA_VERSION: Final = 1
 PARKED_UNKNOWN_SECONDS: Final = 3600.0
 """How long a service stays parked whose file doesn't say it any more; as long as an order without a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """For how many seconds from now a service is parked, and who has ordered it."""
+
+    seconds: float
+    by: str = SOMEBODY
 
 
 class StandingOrders:
@@ -52,26 +62,32 @@ class StandingOrders:
 
     # ---- services
 
-    def park(self, service: str, seconds: float | None) -> None:
-        """A service is parked for so long from now; None: not any more. Raises DurableWriteError."""
-        if seconds is None:
-            remove_file(self._parking(service))
+    def park(self, service: str, parking: Parking | None) -> None:
+        """Keep that a service is parked; None: not any more. Raises DurableWriteError."""
+        if parking is None:
+            remove_file(self._parking_file(service))
             return
-        document = {"schema_version": SCHEMA_VERSION, "until": self._wall() + seconds, "seconds": seconds}
-        replace_file(self._parking(service), json.dumps(document).encode())
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "until": self._wall() + parking.seconds,
+            "seconds": parking.seconds,
+            "by": parking.by,
+        }
+        replace_file(self._parking_file(service), json.dumps(document).encode())
 
-    def parked_seconds(self, service: str) -> float | None:
+    def parking(self, service: str) -> Parking | None:
         """For how long a service is still parked, never longer than it was ordered; None: it isn't."""
         try:
-            document = read_json(self._parking(service))
+            document = read_json(self._parking_file(service))
             if document["schema_version"] != SCHEMA_VERSION:
-                return PARKED_UNKNOWN_SECONDS
+                return Parking(PARKED_UNKNOWN_SECONDS)
             left = min(float(document["until"]) - self._wall(), float(document["seconds"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
-            return PARKED_UNKNOWN_SECONDS
-        return left if left > 0 else None
+            return Parking(PARKED_UNKNOWN_SECONDS)
+        by = document.get("by")  # a router of an earlier release has not kept it
+        return Parking(left, str(by or SOMEBODY)) if left > 0 else None
 
-    def _parking(self, service: str) -> Path:
+    def _parking_file(self, service: str) -> Path:
         return self._parkings / f"{service}.json"
