@@ -121,7 +121,7 @@ def test_why_tells_reasons_and_what_happened(frontdoor: Frontdoor) -> None:
 
 def test_events_are_past_ones_and_with_f_what_happens(frontdoor: Frontdoor) -> None:
     frontdoor.succeed("sleep", "text")
-    assert re.search(r"Z  text +fell asleep in [\d.]+ s, was awake", frontdoor.succeed("events"))
+    assert re.search(r"Z  text +fell asleep in [\d.]+ m?s, was awake", frontdoor.succeed("events"))
     lines = frontdoor.succeed("events", "--json").splitlines()
     assert {"time", "event", "sentence"} <= json.loads(lines[-1]).keys()
     with subprocess.Popen(

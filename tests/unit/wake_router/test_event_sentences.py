@@ -53,13 +53,17 @@ REQUEST = {
     [
         (DEPTH, "is falling asleep, was awake: idle"),
         (
+            DEPTH | {"conditions": ["quarantined"]},
+            "is falling asleep (quarantined), was awake: idle",
+        ),
+        (
             DEPTH | {"depth": "awake", "conditions": ["draining"], "in_flight": 2, "held": 3},
             "is awake (draining): idle; requests: 2 in flight, 3 waiting",
         ),
         (WAKE, "was woken from sleeping in 2.3 s: a request came, first request r1"),
         (
             WAKE | {"key": "alice", "canary_seconds": 0.5},
-            "was woken from sleeping in 2.3 s, 0.5 s of it for its canary: "
+            "was woken from sleeping in 2.3 s, 500 ms of it for its canary: "
             "a request came, first request r1 of key 'alice'",
         ),
         (WAKE | {"error": "no answer"}, "wake from sleeping failed after 2.3 s: no answer"),

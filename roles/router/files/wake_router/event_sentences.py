@@ -29,12 +29,12 @@ def _fields(event: Event) -> str:
 
 def _depth(event: Event) -> str:
     now, before = _words(event["depth"]), _words(event["before"])
-    change = f"is {now}" if now == before else f"is {now}, was {before}"
     conditions = f" ({', '.join(event['conditions'])})" if event["conditions"] else ""
+    change = "" if now == before else f", was {before}"
     named = (("in_flight", "in flight"), ("held", "waiting"))
     counts = [f"{event[name]} {words}" for name, words in named if event[name]]
     requests = f"; requests: {', '.join(counts)}" if counts else ""
-    return f"{change}{conditions}: {event['reason']}{requests}"
+    return f"is {now}{conditions}{change}: {event['reason']}{requests}"
 
 
 def _transition(event: Event) -> str:
@@ -93,6 +93,8 @@ def _words(name: str) -> str:
 
 
 def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 10 else spoken(seconds)
 
 
