@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import urllib.request
 from typing import Any
@@ -113,7 +114,11 @@ def test_drain_and_prove_hold_and_let_through() -> None:
 def test_events_and_top_show_what_happens() -> None:
     vllmctl("sleep", "embed")
     vllmctl("up", "embed")
-    assert "embed" in vllmctl("events")
+    events = vllmctl("events")
+    assert re.search(r"Z  embed +fell asleep in .*, was awake$", events, re.MULTILINE)
+    assert re.search(
+        r"Z  embed +was woken from sleeping in .*: ordered by operator '.*': awake$", events, re.M
+    )
     assert "embed" in vllmctl("top", "--interval", "1", "--count", "1")
 
 
