@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
             if b'"stream": true' in body or b'"stream":true' in body:
                 self.transport.write(STREAM_HEAD)
                 slow = b'"slow"' in body
-                self._stream(CHUNKS, 0.2 if slow else 0.0)
+                self._stream(CHUNKS, 1.0 if slow else 0.0)
             else:
                 self.transport.write(WHOLE_ANSWER)
         elif target.startswith(b"/sleep"):

@@ -108,11 +108,15 @@ def test_a_request_to_a_sleeping_engine_hangs_until_the_wake(target: Target) -> 
 
 def test_a_client_that_leaves_frees_the_engine(target: Target) -> None:
     body = {"model": target.model, **CHAT, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    if not target.real:
+        target.post("/standin/faults", json={"chunk_seconds": 0.02})
     with HTTP.stream("POST", f"{target.url}/v1/chat/completions", json=body, timeout=60) as answer:
         chunks = answer.iter_bytes()
         next(chunks)
         assert target.running() == 1
-    wait_until(lambda: target.running() == 0, 2.0, "the engine is free")
+    wait_until(lambda: target.running() == 0, 15.0, "the engine is free, long before it would have ended")
+    if not target.real:
+        target.post("/standin/faults", json={"chunk_seconds": 0.001})
 
 
 def test_the_start_time_is_told(target: Target) -> None:

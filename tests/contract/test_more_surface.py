@@ -247,7 +247,7 @@ def test_keys(engine: Engine, routers: Routers, tmp_path: Path) -> None:
     client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="one", max_retries=0)
     assert client.models.list()
     assert router.chat("text", headers={"x-api-key": "one"}).status_code == 200
-    engine.fault(first_token_seconds=0.5)
+    engine.fault(first_token_seconds=3)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: router.chat("text", headers={"x-api-key": "one"}), range(2)))
     engine.fault(first_token_seconds=0.0)
@@ -335,7 +335,7 @@ def test_the_queue_is_bounded(engines: Engines, routers: Routers) -> None:
     router.register(sleeper.registry_entry())
     router.start()
     router.order("services/text/sleep")
-    sleeper.fault(wake_seconds=1.0)
+    sleeper.fault(wake_seconds=3)
     with ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(lambda _: router.chat("text"), range(5)))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503]

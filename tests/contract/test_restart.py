@@ -25,7 +25,7 @@ def launched(engines: Engines, routers: Routers, **changes: Any) -> tuple[Engine
         launcher_port=engine.launcher_port,
         token_file=engine.token_file,
     )
-    router.wait_for("text", "awake", 20)
+    router.wait_for("text", "awake")
     return engine, router
 
 
@@ -37,7 +37,7 @@ def test_a_person_orders_a_restart(engines: Engines, routers: Routers) -> None:
     before = router.status("text")["incarnation"]
     engine.fault(chunk_seconds=0.05)
     with ThreadPoolExecutor(4) as pool:
-        stream = pool.submit(router.chat, "text", stream=True, max_tokens=20)
+        stream = pool.submit(router.chat, "text", stream=True, max_tokens=60)
         wait_until(lambda: engine.state()["running"] == 1)
         order = pool.submit(router.order, "services/text/restart?deadline=20", 60)
         wait_until(lambda: "draining" in router.status("text")["conditions"])
@@ -109,7 +109,7 @@ def test_a_restart_waits_until_the_devices_are_free(engines: Engines, routers: R
     router.order("services/text/wake")
     router.order("services/ocr/wake")
     router.order("services/ocr/sleep")
-    other.fault(wake_seconds=1.5)
+    other.fault(wake_seconds=4)
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(router.chat, "ocr")
         router.wait_for("ocr", "waking")

@@ -232,8 +232,8 @@ def test_a_whole_state_folder_lost_is_a_restart_where_that_can_be_ordered(
     # The router has never seen this engine before, which is the same as having lost everything about it.
     before = router.status("text")["incarnation"]
     assert router.order("services/text/wake").status_code in (200, 502)
-    wait_until(lambda: router.status("text")["incarnation"] not in (before, None), 30)
-    wait_until(lambda: router.chat("text").status_code == 200, 30)
+    wait_until(lambda: router.status("text")["incarnation"] not in (before, None))
+    wait_until(lambda: router.chat("text").status_code == 200)
     assert reloads(engine) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -203,9 +204,9 @@ def test_an_engine_is_replaced_without_a_failed_request(engines: Engines, router
     engine, router = fresh(engines, routers)
     engine.fault(chunk_seconds=0.05)
     with ThreadPoolExecutor(6) as pool:
-        running = pool.submit(router.chat, "text", stream=True)
+        running = pool.submit(router.chat, "text", stream=True, max_tokens=60)
         wait_until(lambda: engine.state()["running"] == 1)
-        drained = router.order("services/text/drain?deadline=10")
+        drained = router.order("services/text/drain?deadline=30")
         assert running.done() or running.result(1)
         assert running.result().text.rstrip().endswith("[DONE]")
         assert drained.json()["conditions"] == ["maintenance"]
@@ -232,7 +233,7 @@ def test_what_still_streams_at_the_deadline_is_ended_visibly(engines: Engines, r
         time.sleep(0.3)
         began = time.monotonic()
         assert router.order("services/text/drain?deadline=0.3").json()["in_flight"] == 0
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 12, "less than what streams would have taken"
         assert "event: error" in stream.result().text
         assert "[DONE]" not in stream.result().text
         assert plain.result().status_code == 503
@@ -241,7 +242,7 @@ def test_what_still_streams_at_the_deadline_is_ended_visibly(engines: Engines, r
 
 def test_maintenance_ends_by_itself(engines: Engines, routers: Routers) -> None:
     _engine, router = fresh(engines, routers)
-    router.order("services/text/maintenance?limit=0.5")
+    router.order("services/text/maintenance?limit=5")
     assert router.chat("text", headers={"Prefer": "wait=0"}).status_code == 503
     assert router.chat("text").status_code == 200
 
@@ -264,8 +265,10 @@ def test_a_client_is_told_of_maintenance_and_its_operator_what_ends_it(
 
 
 def test_in_maintenance_no_timer_acts(engines: Engines, routers: Routers) -> None:
-    engine, router = fresh(engines, routers, {"idle_sleep_seconds": 0.3})
+    engine, router = fresh(engines, routers)
     router.order("services/text/maintenance")
+    router.register(engine.registry_entry(idle_sleep_seconds=0.3))
+    assert router.order("reload").status_code == 200
     time.sleep(0.8)
     assert router.status("text")["depth"] == "awake"
     assert engine.calls("/sleep") == []
@@ -305,8 +308,10 @@ def test_retry_after_is_learned(engines: Engines, routers: Routers) -> None:
         assert router.chat("text").status_code == 200
     router.order("services/text/sleep")
     answer = router.chat("text", headers={"Prefer": "wait=0"})
-    assert answer.headers["retry-after"] == "1"
-    assert memory(router)["wake_seconds"]["sleeping"][0] >= 0.3
+    learned = memory(router)["wake_seconds"]["sleeping"]
+    assert learned[0] >= 0.3
+    assert answer.headers["retry-after"] == str(math.ceil(max(learned)))
+    assert max(learned) < 9, "not what is said where nothing was learned"
 
 
 def test_a_pin_survives_a_restart(engines: Engines, routers: Routers) -> None:

@@ -112,13 +112,13 @@ def test_hold_deadline(engines: Engines, routers: Routers) -> None:
 
 
 def test_idle_timers(engines: Engines, routers: Routers) -> None:
-    timers = {"idle_sleep_seconds": 0.4, "idle_offload_seconds": 1.2}
+    timers = {"idle_sleep_seconds": 0.4, "idle_offload_seconds": 4.0}
     engine, router = behind_a_router(engines, routers, entry=timers)
     engine.fault(chunk_seconds=0.25)
     # A stream that is longer than the timer is never cut off.
     assert router.chat("text", stream=True).text.rstrip().endswith("[DONE]")
-    router.wait_for("text", "sleeping", 3)
-    router.wait_for("text", "offloaded", 5)
+    router.wait_for("text", "sleeping")
+    router.wait_for("text", "offloaded")
     # Looking at models, health and metrics is no activity.
     calls = len(transitions_seen(engine))
     HTTP.get(f"{router.url}/v1/models")
@@ -159,8 +159,8 @@ def test_a_client_that_leaves_frees_the_engine(engines: Engines, routers: Router
             await asyncio.gather(asking, return_exceptions=True)
 
     asyncio.run(ask_and_leave())
-    wait_until(lambda: engine.state()["running"] == 0, 1.0, "the engine is free")
-    wait_until(lambda: router.status("text")["in_flight"] == 0, 1.0)
+    wait_until(lambda: engine.state()["running"] == 0, 15.0, "free long before it would answer")
+    wait_until(lambda: router.status("text")["in_flight"] == 0, 15.0)
     assert [line["status"] for line in router.events("request")] == [499]
 
 
@@ -195,11 +195,11 @@ def test_a_connection_that_breaks_is_tried_once_more(engines: Engines, routers: 
 
 def test_a_request_waits_for_an_engine_that_boots(engines: Engines, routers: Routers) -> None:
     router = routers()
-    engine = Engine(boot_seconds=0.8)
+    engine = Engine(boot_seconds=3.0)
     router.register(engine.registry_entry())
     router.start()
     assert router.status("text")["depth"] == "stopped"
-    engine = engines(ready=False, boot_seconds=0.8, port=engine.port, launcher_port=engine.launcher_port)
+    engine = engines(ready=False, boot_seconds=3.0, port=engine.port, launcher_port=engine.launcher_port)
     router.wait_for("text", "restarting")
     assert router.chat("text").status_code == 200
     # It was seen while it booted, so it is fresh and needs no reload.

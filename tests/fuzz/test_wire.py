@@ -307,7 +307,7 @@ def test_without_a_flaw_they_get_through(tmp_path: Path) -> None:
         router.start()
         usual = [b"Host: x", b"Content-Type: application/json", b"Connection: close"]
         for request in (post(OURS, headers=[*usual, LENGTH]), post(IN_CHUNKS, headers=[*usual, CHUNKED])):
-            ((status, body),) = answers(talk(router, *in_pieces(request, [1, 30, 90]), quiet=5.0))
+            ((status, body),) = answers(talk(router, *in_pieces(request, [1, 30, 90]), quiet=20.0))
             assert status == 200, body
         assert len(engine.calls("/v1/chat/completions")) == 2
     finally:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from vllmctl.containers import LABEL_SERVICE
 
-from tests.operating.conftest import GPU, Frontdoor
+from tests.operating.conftest import GPU, SECONDS, Frontdoor
 from tests.standin.processes import HTTP, wait_until
 
 COMMANDS = (
@@ -129,12 +130,15 @@ def test_events_are_past_ones_and_with_f_what_happens(frontdoor: Frontdoor) -> N
         env=frontdoor.environment, stdout=subprocess.PIPE, text=True,
     ) as following:  # fmt: skip
         assert following.stdout is not None
+        given_up = threading.Timer(SECONDS, following.kill)
+        given_up.start()
         for _ in lines:
             following.stdout.readline()
         wait_until(lambda: frontdoor.router.chat("text").status_code == 200, 30, "an answer")
         seen: list[str] = []
         while "request" not in seen:
             seen.append(json.loads(following.stdout.readline())["event"])
+        given_up.cancel()
         following.terminate()
 
 

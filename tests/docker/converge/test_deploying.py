@@ -156,10 +156,10 @@ def test_a_container_that_never_gets_healthy(fresh_box: Box) -> None:
         "test": ["CMD", "sh", "-c", "exit 1"],
         "start_period": "600s",
     }
-    fresh_box.options["healthy_timeout_seconds"] = 3
+    fresh_box.options["healthy_timeout_seconds"] = 15
     failed = fresh_box.run()
     assert failed["problems"] == [
-        f"container {fresh_box.name('text')}: not healthy within 3 seconds; it wrote no log"
+        f"container {fresh_box.name('text')}: not healthy within 15 seconds; it wrote no log"
     ]
 
 
@@ -266,7 +266,7 @@ def test_two_runs_at_once(fresh_box: Box) -> None:
     }
     first = fresh_box.start()
     lock = fresh_box.root / ".deploy.lock"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (lock.exists() and lock.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -287,7 +287,9 @@ def test_two_runs_at_once(fresh_box: Box) -> None:
 def test_a_lock_of_a_run_that_died_holds_nobody(fresh_box: Box) -> None:
     first = fresh_box.start()
     lock = fresh_box.root / ".deploy.lock"
+    deadline = time.monotonic() + 60
     while not (lock.exists() and lock.read_text()):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     first.kill()
     first.communicate()

@@ -50,12 +50,14 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = folder / "config.yml"
     config.write_text(CONFIG.format(folder=folder / "data", port=port))
     with subprocess.Popen([program, "serve", str(config)], stdout=subprocess.DEVNULL) as server:
-        for _ in range(100):
+        for _ in range(600):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=1).close()
                 break
             except OSError:
                 time.sleep(0.1)
+        else:
+            raise AssertionError("the registry did not come up")
         yield f"127.0.0.1:{port}"
         server.terminate()
 

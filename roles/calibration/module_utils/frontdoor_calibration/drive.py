@@ -223,10 +223,11 @@ class Drive:
         return time.monotonic() - began
 
     def _require_quiet(self, depth: str, since: float | None = None) -> None:
+        now = time.monotonic()  # before the question, so that a late answer isn't taken for a request
         service = self._admin.service(self._name)
         if problem := objection(service):
             raise CalibrationError(problem)
-        asked = since is not None and service.idle_seconds < time.monotonic() - since - _TOLERANCE_SECONDS
+        asked = since is not None and service.idle_seconds < now - since - _TOLERANCE_SECONDS
         if service.busy or service.depth != depth or asked:
             raise DisturbedError
 

@@ -105,12 +105,14 @@ def events(
     write: Callable[[Json], None] = lambda each: say(  # noqa: E731
         json.dumps(each, ensure_ascii=False) if as_json else tables.event(each)
     )
-    for event in http.get(f"{address}/recent")["events"]:
+    coming = http.lines(address) if follow else iter(())
+    next(coming, None)  # The stream is open: what happens between the past and it is not lost.
+    past = http.get(f"{address}/recent")["events"]
+    for event in past:
         write(event)
-    if follow:
-        for line in http.lines(address):
-            if line.startswith("data: "):
-                write(json.loads(line[len("data: ") :]))
+    for line in coming:
+        if line.startswith("data: ") and (event := json.loads(line[len("data: ") :])) not in past:
+            write(event)
 
 
 def doctor_command(context: typer.Context, as_json: JsonOption = False) -> None:
