@@ -102,7 +102,7 @@ class Docker:
             self.lines("version", "--format", "{{.Server.Version}}")
         except DockerError as error:
             raise DockerError(
-                f"Docker does not answer, and with it the containers would come back; "
+                "Docker does not answer, and its containers would come back when it is started: "
                 f"start Docker, then run this again ({error})"
             ) from error
 
