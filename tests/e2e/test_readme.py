@@ -6,11 +6,12 @@ import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from rehearsal_box import REPOSITORY, Deployed
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "docs" / "operations.md"]
+PAGES = [REPOSITORY / name for name in ("README.md", "docs/operations.md", "docs/hardware.md")]
 README = "\n".join(page.read_text() for page in PAGES)
 BLOCKS = "".join(re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
 QUOTED = "\n".join(re.findall(r"`([^`\n]+)`", README))
@@ -35,6 +36,12 @@ def test_the_readme_has_the_commands_that_others_run() -> None:
     assert len(RUN_HERE) >= 5
 
 
+def path_for(command: str, folder: Path) -> str:
+    """A user of `box` has no ansible-playbook on the path; who starts that one by its name has it there."""
+    system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return system if command.startswith("./box ") else f"{folder}/.venv/bin:{system}"
+
+
 @pytest.mark.parametrize("command", RUN_HERE)
 def test_a_command_of_the_readme(deployed: Deployed, command: str) -> None:
     """An operator's own inventory stands for a GPU box here: this machine, with the rehearsal's services."""
@@ -43,8 +50,7 @@ def test_a_command_of_the_readme(deployed: Deployed, command: str) -> None:
     result = subprocess.run(
         shlex.split(command),
         cwd=folder,
-        env={"PATH": f"{folder}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-        | deployed.box.environment,
+        env={"PATH": path_for(command, folder)} | deployed.box.environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -52,5 +58,5 @@ def test_a_command_of_the_readme(deployed: Deployed, command: str) -> None:
     )
     print(result.stdout, result.stderr)
     assert result.returncode == 0
-    always_new = command == "./box status" or command.endswith("diagnose.yml")
+    always_new = command == "./box status" or command.startswith("./box diagnose ")
     assert "changed=0" in result.stdout or always_new

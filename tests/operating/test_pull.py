@@ -252,11 +252,11 @@ def test_an_instance_of_before_and_a_missing_image_are_told(operator: Operator) 
     assert "The image no-such-image is not on this machine" in operator.fail(NAME)
     settings = operator.folder / "opt/test/pull.json"
     settings.write_text('{"image": "engine:1"}')
-    assert "names no diagnostics; run the site playbook again" in operator.fail(NAME)
+    assert "names no diagnostics; deploy again" in operator.fail(NAME)
     settings.write_text("[")
-    assert "is damaged (no JSON object); run the site playbook again" in operator.fail(NAME)
+    assert "is damaged (no JSON object); deploy again" in operator.fail(NAME)
     settings.unlink()
-    assert "run the site playbook again" in operator.fail(NAME)
+    assert "deploy again" in operator.fail(NAME)
 
 
 def test_a_docker_that_can_not_be_used_is_one_sentence(operator: Operator) -> None:

@@ -271,7 +271,7 @@ def test_a_missing_token_is_told(frontdoor: Frontdoor) -> None:
     before = token.read_text()
     token.unlink()
     try:
-        assert "run the site playbook again" in frontdoor.fail("pin", "text")
+        assert "deploy again" in frontdoor.fail("pin", "text")
     finally:
         token.write_text(before)
 

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         ["plan", "-e", "router_idle_sleep_minutes=5"],
         ["pull", "OWNER/NAME"],
         ["bundle", "/srv/frontdoor.bundle"],
+        ["diagnose", "--tags", "p2p"],
         ["calibrate"],
         ["rollback", "--check"],
         ["teardown"],
@@ -52,7 +53,7 @@ def test_a_playbook_that_finds_no_box_fails(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of `box` whose ansible-playbook prints its arguments."""
+    """A copy of `box` whose ansible-playbook prints its arguments. Its ansible-inventory is the real one."""
 
     folder: Path
 
@@ -73,8 +74,8 @@ class Copy:
 def copy(tmp_path: Path) -> Copy:
     """Prepared, so that nothing is installed; its Python is the one that runs the tests."""
     folder = tmp_path / "copy"
-    slips = "roles/box_tools/files/yaml_slips.py"
-    for name in ("box", slips, "locks/control.txt", "inventory/hosts.example.yml"):
+    checks = [f"roles/box_tools/files/{name}.py" for name in ("yaml_slips", "no_box")]
+    for name in ("box", "ansible.cfg", *checks, "locks/control.txt", "inventory/hosts.example.yml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
     shutil.copytree(REPOSITORY / "group_vars", folder / "group_vars")
@@ -82,6 +83,8 @@ def copy(tmp_path: Path) -> Copy:
     programs = folder / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "ansible-playbook").write_text('#!/bin/sh\necho "ran $*"\n')
+    inventory = Path(sys.executable).parent / "ansible-inventory"
+    (programs / "ansible-inventory").write_text(f'#!/bin/sh\nexec "{inventory}" "$@"\n')
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -101,12 +104,12 @@ def copy(tmp_path: Path) -> Copy:
     ids=" ".join,
 )
 def test_an_inventory_that_is_not_there_is_refused(copy: Copy, tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "hosts.yml").write_text("frontdoor: {}\n")
+    (tmp_path / "hosts.yml").write_text("frontdoor: {hosts: {one: }}\n")
     run = copy.run("plan", *words, cwd=tmp_path)
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("box: the inventory in there/hosts.yml isn't there; make that file from ")
     (tmp_path / "in there").mkdir()
-    (tmp_path / "in there/hosts.yml").write_text("frontdoor: {}\n")
+    (tmp_path / "in there/hosts.yml").write_text("frontdoor: {hosts: {one: }}\n")
     assert copy.run("plan", *words, cwd=tmp_path).stdout.startswith("ran ")
 
 
@@ -114,8 +117,38 @@ def test_a_version_needs_no_inventory(copy: Copy) -> None:
     assert copy.run("site", "--version").stdout.startswith("ran ")
 
 
+@pytest.mark.parametrize(
+    ("hosts", "others"),
+    [
+        ("frontdoor:\n  children:\n    gpu_boxes:\n      hosts:\n", "It names no machine at all."),
+        ("fontdoor: {children: {gpu_boxes: {hosts: {one: }}}}\n", "with machines are: fontdoor, gpu_boxes."),
+        ("all: {hosts: {one: }}\n", "Groups with machines are: ungrouped."),
+    ],
+    ids=["nobody", "misspelt", "in no group"],
+)
+def test_an_inventory_without_a_box_is_refused(copy: Copy, tmp_path: Path, hosts: str, others: str) -> None:
+    """Ansible itself would succeed, and have done nothing."""
+    (tmp_path / "hosts.yml").write_text(hosts)
+    run = copy.run("site", "-i", str(tmp_path / "hosts.yml"))
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("box: the inventory has no machine in the group 'frontdoor', so ")
+    assert others in run.stderr
+
+
 def test_a_list_of_hosts_is_no_file(copy: Copy) -> None:
-    assert copy.run("site", "-i", "localhost,").stdout.startswith("ran ")
+    assert "with machines are: ungrouped." in copy.run("site", "-i", "localhost,").stderr
+
+
+def test_several_inventories_are_one(copy: Copy, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("[gpu_boxes]\none\n")
+    (tmp_path / "b.yml").write_text("frontdoor: {children: {gpu_boxes: {}}}\n")
+    run = copy.run("site", "-i", str(tmp_path / "a"), "-i", str(tmp_path / "b.yml"))
+    assert run.stdout.startswith("ran ")
+
+
+def test_what_cannot_be_read_is_left_to_ansible(copy: Copy, tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
+    assert copy.run("site", "-i", str(tmp_path / "hosts.yml")).stdout.startswith("ran ")
 
 
 @pytest.mark.parametrize("words", [["rehearse", "--help"], ["site", "-h"], ["pull", "--help"]], ids=" ".join)
@@ -185,5 +218,67 @@ def test_every_file_with_a_slip_is_named(copy: Copy, tmp_path: Path) -> None:
 )
 def test_what_ansible_can_read_is_no_slip(copy: Copy, text: str) -> None:
     (copy.folder / "group_vars/all/secrets.yml").write_text(text)
+    run = copy.run("rehearse")
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "told"),
+    [
+        ("frontdoor:\n  host:\n    one:\n", "2:3: a group has no 'host', only hosts, children, vars."),
+        (
+            "frontdoor:\n  children:\n    boxes:\n      hosts:\n        - one\n",
+            "5:9: 'hosts' is a list; write ",
+        ),
+        ("frontdoor:\n  hosts:\n    one:\n    one:\n", "4:5: 'one' stands in line 3 already; only one "),
+    ],
+    ids=["host", "list", "twice"],
+)
+def test_a_slip_in_an_inventory_is_shown(copy: Copy, tmp_path: Path, hosts: str, told: str) -> None:
+    (tmp_path / "hosts.yml").write_text(hosts)
+    run = copy.run("site", "-i", str(tmp_path / "hosts.yml"))
+    assert (run.returncode, run.stdout) == (1, "")
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"box: {tmp_path}/hosts.yml:{told}")
+
+
+def test_a_service_declared_twice_is_shown(copy: Copy) -> None:
+    services = copy.folder / "group_vars/rehearsal/services.yml"
+    services.write_text("vllm_service_services:\n  text: {slot: 1}\n  other: {}\n  text: {slot: 2}\n")
+    run = copy.run("rehearse")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == (
+        "box: group_vars/rehearsal/services.yml:4:3: 'text' stands in line 2 already; "
+        "only one of them would count.\n"
+    )
+
+
+def test_ansible_refuses_what_stands_twice_too(tmp_path: Path) -> None:
+    """Whoever starts ansible-playbook without `box` isn't served worse."""
+    (tmp_path / "twice.yml").write_text("a: 1\na: 2\n")
+    program = Path(sys.executable).parent / "ansible-playbook"
+    words = [
+        "-i",
+        "inventory/rehearsal",
+        "playbooks/plan.yml",
+        "--list-tasks",
+        "-e",
+        f"@{tmp_path}/twice.yml",
+    ]
+    run = subprocess.run(
+        [program, *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "duplicate mapping key 'a'" in run.stderr
+
+
+def test_anchors_and_aliases_are_no_slip(copy: Copy) -> None:
+    text = "a: &a {b: 1}\nc: {<<: *a, b: 2}\nd: [*a, *a]\n"
+    (copy.folder / "group_vars/all/more.yml").write_text(text)
     run = copy.run("rehearse")
     assert (run.returncode, run.stderr) == (0, "")

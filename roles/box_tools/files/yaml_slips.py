@@ -2,9 +2,10 @@
 
     yaml_slips.py ROOT < inventories
 
-ansible-core 2.19 says of a file of variables only that its YAML is wrong, neither the file nor the line.
-`ROOT` is the folder of the playbooks; each line of standard input is an inventory. Ends with 1 if a file
-can't be read.
+ansible-core 2.19 says of a file of variables only that its YAML is wrong, neither the file nor the line. A
+name that stands twice is a slip too: YAML keeps the last, and one of two services would be gone. So is an
+inventory whose groups aren't written as Ansible wants them. `ROOT` is the folder of the playbooks; each line
+of standard input is an inventory. Ends with 1 if there is a slip.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ VARIABLES = ("group_vars", "host_vars")
 SUFFIXES = (".yml", ".yaml")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 VAULT = "$ANSIBLE_VAULT"
+MERGE = "<<"
+PARTS = ("hosts", "children", "vars")
+"""What a group of an inventory is made of."""
 
 
-def files_of(root: Path, inventories: list[Path]) -> list[Path]:
-    """What Ansible reads of a person's declaration, each file once however many links lead to it."""
-    found = list(_variables(root))
-    for inventory in inventories:
-        folder = inventory if inventory.is_dir() else inventory.parent
-        found += _variables(folder)
-        # An inventory without one of these endings may be INI or a program.
-        candidates = inventory.iterdir() if inventory.is_dir() else [inventory]
-        found += [path for path in candidates if path.suffix in SUFFIXES and path.is_file()]
-    return sorted({path.resolve() for path in found})
+def variables_of(root: Path, inventories: list[Path]) -> set[Path]:
+    """The files of variables, each once however many links lead to it."""
+    folders = [root, *(path if path.is_dir() else path.parent for path in inventories)]
+    return {path.resolve() for folder in folders for path in _variables(folder)}
+
+
+def hosts_of(inventories: list[Path]) -> set[Path]:
+    """The inventories that are YAML. Without one of these endings it may be INI or a program."""
+    files = [path for each in inventories for path in (each.iterdir() if each.is_dir() else [each])]
+    return {path.resolve() for path in files if path.suffix in SUFFIXES and path.is_file()}
 
 
 def _variables(folder: Path) -> Iterator[Path]:
@@ -40,24 +44,82 @@ def _variables(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def slip(path: Path) -> str | None:
-    """`LINE:COLUMN: what is wrong`, counted from 1; None where it can be read, or is Ansible's to judge."""
+def slips(path: Path, is_inventory: bool) -> list[str]:
+    """`LINE:COLUMN: what is wrong`, counted from 1; empty where all is well, or Ansible's to judge."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        return None
+        return []
     if text.startswith(VAULT):
-        return None
+        return []
     try:
         # Nodes only, no values: so tags such as !vault need no meaning here.
-        yaml.compose(text, Loader=LOADER)
+        tree = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
-        return f"{place}{error.problem or error.context}"
+        return [f"{_place(mark) if mark else ''}{error.problem or error.context}"]
     except yaml.YAMLError as error:
-        return " ".join(str(error).split())
-    return None
+        return [" ".join(str(error).split())]
+    if tree is None:
+        return []
+    found = list(_twice(tree))
+    if is_inventory:
+        found += _inventory(tree)
+    return found
+
+
+def _place(mark: yaml.Mark) -> str:
+    return f"{mark.line + 1}:{mark.column + 1}: "
+
+
+def _twice(tree: yaml.Node) -> Iterator[str]:
+    """Names that stand twice in one mapping. Aliases lead to one node from several places, or back."""
+    seen: set[int] = set()
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += reversed(node.value)
+        if isinstance(node, yaml.MappingNode):
+            yield from _twice_in(node)
+            waiting += reversed([value for _, value in node.value])
+
+
+def _twice_in(mapping: yaml.MappingNode) -> Iterator[str]:
+    first: dict[str, int] = {}
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode) or key.value == MERGE:
+            continue
+        if key.value in first:
+            before = f"stands in line {first[key.value]} already"
+            yield f"{_place(key.start_mark)}'{key.value}' {before}; only one of them would count"
+        first.setdefault(key.value, key.start_mark.line + 1)
+
+
+def _inventory(tree: yaml.Node) -> Iterator[str]:
+    """What is wrong with the groups; the settings of an inventory plugin have none."""
+    if isinstance(tree, yaml.MappingNode) and all(key.value != "plugin" for key, _ in tree.value):
+        for _, group in tree.value:
+            yield from _group(group)
+
+
+def _group(group: yaml.Node) -> Iterator[str]:
+    if not isinstance(group, yaml.MappingNode):
+        return
+    for key, value in group.value:
+        if key.value not in PARTS:
+            yield f"{_place(key.start_mark)}a group has no '{key.value}', only {', '.join(PARTS)}"
+        elif isinstance(value, yaml.SequenceNode):
+            yield (
+                f"{_place(value.start_mark)}'{key.value}' is a list; write each name without a hyphen before "
+                "it, and with a colon after it"
+            )
+        elif key.value == "children" and isinstance(value, yaml.MappingNode):
+            for _, child in value.value:
+                yield from _group(child)
 
 
 def shown(path: Path) -> str:
@@ -67,12 +129,14 @@ def shown(path: Path) -> str:
 
 
 def main(root: str, lines: list[str]) -> int:
-    """Print a line for each file that can't be read; 1 if there is one."""
+    """Print a line for each slip; 1 if there is one."""
     inventories = [path for line in lines if "," not in line and (path := Path(line)).exists()]
-    slips = [(path, found) for path in files_of(Path(root), inventories) if (found := slip(path))]
-    for path, found in slips:
-        print(f"box: {shown(path)}:{found}.", file=sys.stderr)
-    return 1 if slips else 0
+    hosts = hosts_of(inventories)
+    files = sorted(variables_of(Path(root), inventories) | hosts)
+    told = [f"{shown(path)}:{slip}" for path in files for slip in slips(path, path in hosts)]
+    for line in told:
+        print(f"box: {line}.", file=sys.stderr)
+    return 1 if told else 0
 
 
 if __name__ == "__main__":

@@ -233,7 +233,10 @@ def test_one_gpu_has_no_path_to_check(capsys: Capture) -> None:
 
 
 def test_an_unknown_fault_and_evidence_of_a_simulation_are_refused(capsys: Capture, tmp_path: Path) -> None:
-    assert cli.main(["p2p", "--simulate", "nonsense"]) == 3
+    for wrong in ("nonsense", "zeroed/nonsense", "stale+nonsense"):
+        assert cli.main(["p2p", "--simulate", wrong]) == 64
+        assert "there is no fault 'nonsense'" in capsys.readouterr().err.replace("zeroed/", "")
+    assert cli.main(["p2p", "--simulate", "nonsense", "--json"]) == 64
     assert "there is no fault 'nonsense'" in capsys.readouterr().err
     assert cli.main(["p2p", "--simulate", "healthy", "--evidence", str(tmp_path)]) == 64
     assert "writes no evidence" in capsys.readouterr().err

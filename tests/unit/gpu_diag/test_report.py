@@ -123,6 +123,17 @@ def test_a_box_without_evidence_gets_a_report(tmp_path: Path, capsys: pytest.Cap
     assert "have not been checked yet" in capsys.readouterr().out
 
 
+def test_a_folder_that_is_not_there_makes_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt folder must not read like a box that was never checked."""
+    for form in ([], ["--json"], ["--output", str(tmp_path / "out")]):
+        assert cli.main(["report", "--evidence", str(tmp_path / "evidense"), *form]) == 3
+        said = capsys.readouterr()
+        assert said.out == "" and "there is no folder of evidence" in said.err
+    assert not (tmp_path / "out").exists()
+
+
 def run(boot: str, bad: Pairs, boards: str = "ABC", day: int = 1, verdict: str = "corrupt") -> Json:
     """A p2p document: the letters are the boards in slots 0, 1 and 2."""
     worst = set(bad)

@@ -292,7 +292,7 @@ def test_the_models_folder_is_what_the_deployment_says_or_the_usual_one(machine:
     (machine / "a" / "router").mkdir(parents=True)
     box = find_box("a")
     assert box.models == machine / "var/models"
-    with pytest.raises(CommandError, match="run the site playbook again"):
+    with pytest.raises(CommandError, match="deploy again"):
         box.pulling()
     (box.root / "pull.json").write_text('{"models_root": "/srv/models"}')
     assert box.models == Path("/srv/models")

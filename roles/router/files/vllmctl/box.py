@@ -40,7 +40,7 @@ class Box:
         except ValueError:
             settings = None
         if not isinstance(settings, dict):
-            raise CommandError(f"{path} is damaged (no JSON object); run the site playbook again.")
+            raise CommandError(f"{path} is damaged (no JSON object); deploy again.")
         return settings
 
     @property
@@ -68,7 +68,7 @@ class Box:
         """A setting that the router was deployed with; raises CommandError."""
         settings = self._settings()
         if name not in settings:
-            raise CommandError(f"{self._environment} names no {name}; run the site playbook again.")
+            raise CommandError(f"{self._environment} names no {name}; deploy again.")
         return settings[name]
 
     @property
@@ -112,6 +112,6 @@ def _read(path: Path) -> str:
         raise CommandError(f"{path} may not be read by you: use sudo.") from None
     except OSError as error:
         reason = error.strerror
-        raise CommandError(f"{path} can't be read ({reason}); run the site playbook again.") from None
+        raise CommandError(f"{path} can't be read ({reason}); deploy again.") from None
     except UnicodeDecodeError:
-        raise CommandError(f"{path} is damaged (not text); run the site playbook again.") from None
+        raise CommandError(f"{path} is damaged (not text); deploy again.") from None

@@ -41,9 +41,7 @@ def _router(box: Box) -> Iterator[Finding]:
         view = http.get(f"{box.admin_url}/admin/evidence")
         yield from findings.evidence(view, _gone(each["model"] for each in view["weights"]))
     except CommandError as error:
-        yield Finding(
-            Level.UNKNOWN, "evidence", str(error), "Run the site playbook: the router may be older."
-        )
+        yield Finding(Level.UNKNOWN, "evidence", str(error), "Deploy again: the router may be older.")
 
 
 def _gone(folders: Iterable[str]) -> frozenset[str]:
@@ -101,7 +99,7 @@ def _container(container: Container) -> Finding:
         return Finding(Level.CRITICAL, check, f"{container.name} is not running.", advice)
     gone = sorted(source for source in container.binds.values() if not Path(source).exists())
     if gone:
-        advice = "Mount it again, then run the site playbook."
+        advice = "Mount it again, then deploy again."
         return Finding(Level.CRITICAL, check, f"{container.name} lost what it mounts: {gone[0]}.", advice)
     return Finding(Level.OK, check, f"{container.name} runs, all it mounts is there.")
 
@@ -113,7 +111,7 @@ def _disks(box: Box) -> Iterator[Finding]:
             device, disk = folder.stat().st_dev, os.statvfs(folder)
         except OSError as error:
             if folder != box.models:
-                advice = "Run the site playbook again."
+                advice = "Deploy again."
                 yield Finding(Level.CRITICAL, f"disk {folder}", f"{folder}: {error.strerror}.", advice)
             continue
         if device not in seen:

@@ -55,7 +55,7 @@ def summary(findings: Sequence[Finding]) -> str:
 def engines(status: Json) -> Iterator[Finding]:
     """One finding per service, and per cordoned device."""
     if not status["services"]:
-        yield Finding(Level.WARNING, "engines", "The router knows no service.", "Run the site playbook.")
+        yield Finding(Level.WARNING, "engines", "The router knows no service.", "Deploy again.")
     for service in status["services"]:
         yield _engine(service)
     for device in status.get("cordoned", []):
@@ -74,7 +74,7 @@ def _engine(service: Json) -> Finding:
         advice = f"Read 'vllmctl why {name}' and 'vllmctl logs {name}'; order a try: vllmctl restart {name}"
         return Finding(Level.CRITICAL, check, f"{name} is {word}: {reason}.", advice)
     if service["depth"] == "stopped":
-        advice = f"Read 'vllmctl logs {name}'; if its container is gone, run the site playbook."
+        advice = f"Read 'vllmctl logs {name}'; if its container is gone, deploy again."
         return Finding(Level.CRITICAL, check, f"{name} is stopped for {since}: {reason}.", advice)
     if conditions & {"draining", "maintenance"}:
         advice = f"When the work on it is done: vllmctl prove {name}"
@@ -135,7 +135,7 @@ def versions(by_service: Mapping[str, str | None]) -> Finding:
         return Finding(Level.UNKNOWN, "versions", f"No version is told by: {', '.join(silent)}.", advice)
     if len(spoken) > 1:
         told = ", ".join(f"{name} {version}" for name, version in sorted(by_service.items()))
-        advice = "Run the site playbook, which brings all engines to one image."
+        advice = "Deploy again, which brings all engines to one image."
         return Finding(Level.WARNING, "versions", f"The engines run different versions: {told}.", advice)
     return Finding(Level.OK, "versions", f"All engines run vLLM {', '.join(map(str, spoken)) or '(none)'}.")
 
@@ -145,13 +145,11 @@ def evidence(view: Json, gone: frozenset[str] = frozenset()) -> Iterator[Finding
     evidence says nothing any more.
     """
     if not view["present"]:
-        advice = "Run the site playbook, which gives the router the folder."
+        advice = "Deploy again, which gives the router the folder."
         yield Finding(Level.UNKNOWN, "evidence", "The router has no folder of evidence.", advice)
         return
     for problem in view["problems"]:
-        yield Finding(
-            Level.WARNING, "evidence", problem, "Remove what is damaged, and run the diagnose playbook."
-        )
+        yield Finding(Level.WARNING, "evidence", problem, "Remove what is damaged, and run ./box diagnose.")
     for path in view["paths"]:
         yield _path(path)
     for weights in view["weights"]:
@@ -160,7 +158,7 @@ def evidence(view: Json, gone: frozenset[str] = frozenset()) -> Iterator[Finding
 
 
 def _path(path: Json) -> Finding:
-    check, advice = f"evidence {path['kind']}", "Run the diagnose playbook."
+    check, advice = f"evidence {path['kind']}", "Run ./box diagnose."
     if path["suspicions"]:
         return Finding(Level.CRITICAL, check, f"It is suspect: {path['suspicions'][0]}", advice)
     if not path["of_this_boot"]:
@@ -178,11 +176,9 @@ def _weights(weights: Json) -> Finding:
     text = f"{name}: {weights['verdict']}, checked {duration(weights['age_seconds'])} ago."
     check = f"weights {name}"
     if weights["verdict"] == "failed":
-        return Finding(Level.CRITICAL, check, text, "Fetch the model again, and run the diagnose playbook.")
+        return Finding(Level.CRITICAL, check, text, "Fetch the model again, and run ./box diagnose.")
     if weights["verdict"] in ("unverified", "structure_only"):
-        return Finding(
-            Level.WARNING, check, text, "Run the diagnose playbook; record the publisher's checksums."
-        )
+        return Finding(Level.WARNING, check, text, "Run ./box diagnose; record the publisher's checksums.")
     if weights["age_seconds"] > EVIDENCE_OLD_SECONDS:
-        return Finding(Level.WARNING, check, text, "Run the diagnose playbook again.")
+        return Finding(Level.WARNING, check, text, "Run ./box diagnose again.")
     return Finding(Level.OK, check, text)

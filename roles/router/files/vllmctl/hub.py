@@ -67,7 +67,7 @@ def read_settings(box: Box) -> Settings:
     said = box.pulling()
     missing = sorted({each.name for each in fields(Settings)} - said.keys())
     if missing:
-        raise CommandError(f"{box.root / 'pull.json'} names no {missing[0]}; run the site playbook again.")
+        raise CommandError(f"{box.root / 'pull.json'} names no {missing[0]}; deploy again.")
     known = {each.name: said[each.name] for each in fields(Settings)}
     return Settings(**{**known, "docker_host": os.environ.get("DOCKER_HOST") or known["docker_host"]})
 
@@ -199,7 +199,7 @@ def check_rights(settings: Settings, name: str) -> None:
         if not writable(folder):
             raise CommandError(f"You may not write into {folder}: {SUDO}.")
     if docker.image(settings.image) is None:
-        raise CommandError(f"The image {settings.image} is not on this machine; run the site playbook again.")
+        raise CommandError(f"The image {settings.image} is not on this machine; deploy again.")
 
 
 def writable(folder: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_diag.devices.faults import UnknownFaultError, fault_names, make_faults
 from gpu_diag.devices.simulated import MACHINE_EVENTS, SimulatedDevices
-from gpu_diag.exits import CouldNotRunError
+from gpu_diag.exits import UsageError
 from gpu_diag.p2p.plan import words_between_devices
 
 HEALTHY = "healthy"
@@ -16,7 +16,7 @@ def simulation_names() -> list[str]:
 
 
 def simulated_machine(text: str, seed: int, count: int, rounds: int) -> SimulatedDevices:
-    """The machine. Raises CouldNotRunError where the text names no fault."""
+    """The machine. Raises UsageError where the text names no fault."""
     names = [name for name in text.split("+") if name != HEALTHY]
     events = [name for name in names if name in MACHINE_EVENTS]
     faults = "+".join(name for name in names if name not in MACHINE_EVENTS)
@@ -24,5 +24,5 @@ def simulated_machine(text: str, seed: int, count: int, rounds: int) -> Simulate
     try:
         made = make_faults(faults, seed, count, words) if faults else []
     except UnknownFaultError as error:
-        raise CouldNotRunError(str(error)) from error
+        raise UsageError(str(error)) from error
     return SimulatedDevices(count, made, events)

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the check; returns the exit status."""
-    from gpu_diag.devices.simulation import simulation_names
+    from gpu_diag.devices.simulation import simulated_machine, simulation_names
 
     if arguments.simulate == "list":
         print("\n".join(simulation_names()))
@@ -85,6 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.simulate and arguments.evidence:
         raise exits.UsageError("--simulate writes no evidence: leave --evidence out")
     seed = arguments.seed if arguments.seed is not None else secrets.randbelow(1 << 32)
+    if arguments.simulate:
+        # Made anew where the probe runs, in a process of its own: here a wrong name is told as one.
+        simulated_machine(arguments.simulate, seed, arguments.devices, _rounds(arguments))
     identity = _identity(arguments.simulate)
     if arguments.simulate == "host_reset":
         evidence = _simulated_reset(seed, arguments.devices)

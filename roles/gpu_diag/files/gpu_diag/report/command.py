@@ -25,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the report; the exit status is about the report, not about the box."""
+    if not Path(arguments.evidence).is_dir():
+        raise exits.CouldNotRunError(
+            f"there is no folder of evidence {arguments.evidence}: the probes make it (./box diagnose)"
+        )
     box = discover(Question(evidence=arguments.evidence))
     identity = identity_of(box)
     documents, marks = box["evidence"], box["suspicions"]

@@ -175,7 +175,7 @@ def _path(path: PathEvidence) -> str:
     verdict += f"probed {moment(path.finished_at)}, {duration(path.age_seconds)} ago</p>"
     doubts = list(path.suspicions)
     if not path.of_this_boot:
-        doubts.insert(0, "It is of an earlier boot, so it proves nothing now: run the diagnose playbook.")
+        doubts.insert(0, "It is of an earlier boot, so it proves nothing now: run ./box diagnose.")
     doubted = "".join(f'<p class="doubt">{escape(doubt)}</p>' for doubt in doubts)
     body = verdict + doubted + _matrix(path)
     return _section(f"evidence-{escape(path.kind)}", _PROBES.get(path.kind, escape(path.kind)), body)
