@@ -152,6 +152,8 @@ def test_a_service_that_goes_lets_what_is_under_way_end(deployed: Deployed) -> N
         gone = deployed.box.succeed("rehearse", "-e", alone)
     assert f"container {container_name('text')}: no longer planned, removed" in gone.changes
     assert set(container_ids()) == {container_name("embed"), container_name("router")}
+    tokens = Path("/opt/vllm-frontdoor/rehearsal/secrets/launchers")
+    assert [path.name for path in tokens.iterdir()] == ["embed"]
     # Afterwards there is no such model; until then every stream came to its end.
     assert all("NotFoundError" in failure for failure in streams.failures), streams.failures
     deployed.box.succeed("rehearse")

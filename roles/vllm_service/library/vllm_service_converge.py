@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -145,6 +146,11 @@ options:
         description: Absolute path.
         type: path
         required: true
+      holds:
+        description: Names of what may lie in it. All else is removed, once the containers are as they have to
+          be. Without it, everything stays.
+        type: list
+        elements: str
       mode:
         description: Permissions, in octal digits.
         type: str
@@ -419,7 +425,8 @@ class Run:
 
     def _desired_paths(self) -> Iterator[pure.DesiredPath]:
         for entry in self.parameters["directories"]:
-            yield self._desired_path("directory", entry, Path(entry["path"]))
+            wanted = self._desired_path("directory", entry, Path(entry["path"]))
+            yield replace(wanted, holds=None if entry["holds"] is None else frozenset(entry["holds"]))
         for entry in self.parameters["files"]:
             path = self.root / entry["path"]
             wanted = self._desired_path("file", entry, path)
@@ -458,10 +465,15 @@ class Run:
         paths = {Path(wanted.path): wanted.kind == "directory" for wanted in self.desired.paths}
         paths |= {self.root / name: False for name in record.files if self.root / name not in paths}
         seen = {str(path): path_status(path, follow=follow) for path, follow in paths.items()}
+        watched = [Path(wanted.path) for wanted in self.desired.paths if wanted.holds is not None]
+        entries = {
+            str(path): tuple(sorted(one.name for one in path.iterdir())) for path in watched if path.is_dir()
+        }
         if not with_docker:
-            return pure.Observed(paths=seen, record=record)
+            return pure.Observed(paths=seen, record=record, entries=entries)
         return pure.Observed(
             paths=seen,
+            entries=entries,
             containers=self.docker.containers(),
             networks=self.docker.networks(),
             images=self.docker.image_ids(service.image for service in self.desired.services),
@@ -608,8 +620,8 @@ class Run:
         there = {network.name for network in self.docker.networks()} if starting else set()
         self.done |= {c for c in changes if isinstance(c, pure.CreateNetwork) and c.network in there}
         for change in changes:
-            if isinstance(change, pure.RemoveFile):
-                Path(change.path).unlink(missing_ok=True)
+            if isinstance(change, (pure.RemoveFile, pure.RemoveEntry)):
+                remove(Path(change.path))
                 self.done.add(change)
         return pending and not self._reload(changes)
 
@@ -786,6 +798,14 @@ class Run:
         return headed(change.path, before, after)
 
 
+def remove(path: Path) -> None:
+    """Remove a file or a link, or a directory with all that is in it; raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def content_of(entry: dict[str, Any]) -> bytes:
     """What a file is to hold, shown or not. All that is the same as a hidden content is masked in diffs."""
     text: str = entry["content"] if entry["content"] is not None else entry["secret_content"]
@@ -817,7 +837,11 @@ def argument_spec() -> dict[str, Any]:
         "once": {"type": "bool", "default": False},
         **ownership("0644"),
     }
-    directory_options = {"path": {"type": "path", "required": True}, **ownership("0755")}
+    directory_options = {
+        "path": {"type": "path", "required": True},
+        "holds": {"type": "list", "elements": "str"},
+        **ownership("0755"),
+    }
     secret_options = {"path": text, "bytes": {"type": "int", "default": 32}, **ownership("0640")}
     reload_options = {
         "url": text,

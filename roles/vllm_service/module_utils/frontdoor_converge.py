@@ -45,7 +45,8 @@ class DesiredPath:
     """A file, secret or directory as it has to be. `name` is what people read, `path` is absolute.
 
     `digest` is the sha256 of a file's content; secrets and directories have none. A file that is written
-    `once` belongs to another project, which keeps it right: here it only has to be there.
+    `once` belongs to another project, which keeps it right: here it only has to be there. A directory that
+    `holds` certain names has nothing else in it in the end; None: whatever lies there stays.
     """
 
     kind: Literal["file", "directory", "secret"]
@@ -56,6 +57,7 @@ class DesiredPath:
     gid: int
     digest: str | None = None
     once: bool = False
+    holds: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ class Observed:
     images: Mapping[str, str | None] = field(default_factory=dict)
     record: Record = Record()
     engine: str = ""
+    entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What lies in the directories that may hold certain names only, by their path."""
 
 
 # ------------------------------------------------------------------------------------------------ changes
@@ -229,6 +233,13 @@ class SetPermissions(Change):
 
 @dataclass(frozen=True)
 class RemoveFile(Change):
+    path: str
+
+
+@dataclass(frozen=True)
+class RemoveEntry(Change):
+    """Of a directory: a file, or a folder with all that is in it."""
+
     path: str
 
 
@@ -669,6 +680,7 @@ def plan_changes(desired: Desired, observed: Observed) -> list[Change]:
         *_of(containers, StartContainer),
         *_proofs(desired, observed, containers),
         *obsolete,
+        *_strays(desired, observed),
         *_adoptions(desired, observed, containers),
         *_reloads(desired, observed, [*paths, *obsolete], containers),
     ]
@@ -723,6 +735,19 @@ def _obsolete_files(desired: Desired, observed: Observed) -> list[Change]:
         for name in observed.record.files
         if name not in planned
         and observed.paths.get(path := f"{desired.root}/{name}", MISSING).kind in ("file", "link")
+    ]
+
+
+def _strays(desired: Desired, observed: Observed) -> list[Change]:
+    """What no longer belongs into a directory. It goes last: a container that goes may still use it."""
+    return [
+        RemoveEntry(
+            f"leftover {directory.path}/{name}: no longer planned, removed", f"{directory.path}/{name}"
+        )
+        for directory in desired.paths
+        if directory.holds is not None
+        for name in observed.entries.get(directory.path, ())
+        if name not in directory.holds
     ]
 
 

@@ -72,6 +72,7 @@ class Model:
         self.desired = desired
         self.observed = observed
         self.paths = dict(observed.paths)
+        self.entries = dict(observed.entries)
         self.containers = {one.id: one for one in observed.containers}
         self.networks = {one.name: one for one in observed.networks}
         self.made = 0
@@ -97,6 +98,7 @@ class Model:
         after = replace(
             self.observed,
             paths=self.paths,
+            entries=self.entries,
             containers=tuple(self.containers.values()),
             networks=tuple(self.networks.values()),
         )
@@ -108,6 +110,9 @@ class Model:
             self.paths[change.path] = path_as_wanted(wanted)
         elif isinstance(change, pure.RemoveFile):
             self.paths[change.path] = pure.MISSING
+        elif isinstance(change, pure.RemoveEntry):
+            folder, _, name = change.path.rpartition("/")
+            self.entries[folder] = tuple(one for one in self.entries[folder] if one != name)
         elif isinstance(change, pure.RemoveContainer):
             del self.containers[change.container]
         elif isinstance(change, pure.RemoveNetwork):

@@ -39,6 +39,7 @@ def desireds(draw: st.DrawFn) -> pure.Desired:
     )
     paths = (
         pure.DesiredPath("directory", "/state", "/state", 0o755, 0, 0),
+        pure.DesiredPath("directory", "/tokens", "/tokens", 0o755, 0, 0, holds=frozenset(names)),
         pure.DesiredPath("file", "registry/r.json", "/opt/box/registry/r.json", 0o644, 0, 0, "content"),
         pure.DesiredPath("secret", "token", "/opt/box/token", 0o640, 0, 5),
     )
@@ -93,6 +94,8 @@ def boxes(draw: st.DrawFn) -> tuple[pure.Desired, pure.Observed]:
     )
     if draw(st.booleans()):
         observed = replace(observed, paths={**observed.paths, "/opt/box/old.env": pure.PathStatus("file")})
+    tokens = tuple(sorted(draw(st.sets(st.sampled_from(["text", "embed", "stranger"])))))
+    observed = replace(observed, entries={"/tokens": tokens})
     return desired, observed
 
 

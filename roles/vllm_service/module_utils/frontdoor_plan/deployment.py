@@ -73,12 +73,15 @@ def engines(
     """Parameters for the engines' project, which keeps the registry as well: it follows the containers."""
     root = plan.instance.root
     paths = [path for path in rendering.files if path.startswith("engines/")]
+    names = [placement.service.name for placement in plan.placements]
     return {
         **_common(plan, rendering.engines, desired),
         "files": _files(rendering, [*paths, LAUNCHER, REGISTRY, DEVICE_MEMORY]),
         "directories": [
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
+            # Made with the router. What a removed service leaves there is in use until its container is gone.
+            {**_folder(f"{root}/{LAUNCHER_TOKENS}", mode="0750", group=str(plan.router.gid)), "holds": names},
             _folder(LOCKS),
         ],
         "secrets": [],
