@@ -121,6 +121,43 @@ def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: W
         assert part in output
 
 
+def test_arguments_of_roles_that_come_later_are_checked_by_the_declaration(workshop: Workshop) -> None:
+    wrong = ("engine_image_source=registri", "calibration_rounds=abc", "model_files_packages=abc")
+    packages = [{"name": "m"}]
+    run = _run(
+        workshop,
+        "rehearsal",
+        None,
+        *(word for each in (*wrong, "container_engine_install=maybe") for word in ("-e", each)),
+        *_extra(model_files_small_models=packages, gpu_diag_room_timeout="{{ 300 + }}"),
+    )
+    output = " ".join(_failed(run).split())
+    assert "There is no plan: 6 reasons stand against it." in output
+    for part in (
+        "engine_image_source can't be used: 'registri'. where: engine_image_source why: It is none of",
+        "calibration_rounds can't be used: 'abc'.",
+        "why: It is a text; needed is a whole number. what to do: Write a whole number, or leave it out.",
+        "model_files_packages can't be used: 'abc'.",
+        "container_engine_install can't be used: 'maybe'.",
+        "Missing required arguments: files, requirement, source found in model_files_small_models",
+        "gpu_diag_room_timeout can't be evaluated.",
+    ):
+        assert part in output
+
+
+def test_what_is_not_known_yet_is_left_to_its_role(workshop: Workshop) -> None:
+    """Facts that a play hasn't gathered, and what a task registers later."""
+    later = {
+        "calibration_rounds": "{{ ansible_facts.processor_vcpus }}",
+        "calibration_quiet_seconds": "{{ ansible_facts.uptime_seconds | default('gathered later') }}",
+        "container_engine_install": "{{ __my_answer.stdout }}",
+        "gpu_diag_rehash": "{{ my_wish | mandatory }}",
+        "engine_image_base": {"image": "{{ ansible_facts.distribution | lower }}"},
+    }
+    run = _run(workshop, "rehearsal", None, *_extra(**later))
+    assert run.code == 0, run.output
+
+
 _EVERY_WAY_AROUND = [
     pytest.param((), id="nothing"),
     pytest.param(("--tags", "router,engines"), id="only what deploys"),

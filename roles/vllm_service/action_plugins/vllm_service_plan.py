@@ -9,15 +9,16 @@ An earlier release is a declaration like any other: it is planned anew, on what 
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleTemplateSyntaxError
 from ansible.parsing.vault import EncryptedString
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import module_loader, module_utils_loader
@@ -28,6 +29,7 @@ _PACKAGES = str(_ROLE / "module_utils")
 if _PACKAGES not in sys.path:  # an action plugin can't import a role's module_utils by itself
     sys.path.insert(0, _PACKAGES)
 
+import frontdoor_arguments as arguments  # noqa: E402
 import frontdoor_plan as planner  # noqa: E402
 import frontdoor_releases as releases  # noqa: E402
 from frontdoor_plan import deployment  # noqa: E402
@@ -35,6 +37,7 @@ from frontdoor_plan.rules.host import needed_ports  # noqa: E402
 
 _STAGES = ("declaration", "safety", "plan", "router", "engines", "rollback_target", "rollback")
 _RELEASE_VARIABLE = "vllm_service_release"
+_KNOWN_LATER = re.compile(r"\{[{%].*\b(ansible_|hostvars|__)", re.DOTALL)
 _UNTOUCHED = "This step changed nothing, and what runs goes on running."
 
 
@@ -104,7 +107,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {**result, "failed": True, "msg": _unexpected(error)}
 
     def _stage(self, task_vars: dict[str, Any]) -> dict[str, Any]:
-        _, arguments = self.validate_argument_spec(
+        _, given = self.validate_argument_spec(
             argument_spec={"stage": {"type": "str", "required": True, "choices": list(_STAGES)}}
         )
         stages: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -116,7 +119,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "rollback_target": self._show_rollback_target,
             "rollback": self._roll_back,
         }
-        return stages[arguments["stage"]](task_vars)
+        return stages[given["stage"]](task_vars)
 
     # ---------------------------------------------------------------------------------------------- stages
 
@@ -232,7 +235,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _wish_of(self, release: releases.Release, now: _Wish) -> _Wish:
         raw = planner.declaration_of_release(release.content.variables, release.content.images, now.raw)
-        return _Wish(raw, planner.parse(raw, _documented_variables()))
+        return _Wish(raw, planner.parse(raw, _documented().keys()))
 
     def _keep_release(self, work: _Work, back_to: int | None, task_vars: dict[str, Any]) -> dict[str, Any]:
         parameters = {
@@ -325,8 +328,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     raw[name] = _plain(templar.template(variables[name]))
                 except AnsibleError as error:
                     unreadable.append(_not_evaluated(name, error))
-        found = planner.parse(raw, _documented_variables())
-        return _Wish(raw, planner.Declaration(found.desired, (*unreadable, *found.refusals)))
+        found = planner.parse(raw, _documented().keys())
+        refusals = (*unreadable, *found.refusals)
+        told = {refusal.where for refusal in refusals}
+        untold = {name: value for name, value in variables.items() if name not in told}
+        misformed = _misformed(untold, templar)
+        return _Wish(raw, planner.Declaration(found.desired, (*refusals, *misformed)))
 
     def _role_defaults(self) -> dict[str, Any]:
         """The defaults of all roles here: what is planned doesn't depend on what a play imports."""
@@ -461,14 +468,29 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, float) else value
 
 
-def _documented_variables() -> frozenset[str]:
-    """The names of all variables in the argument specifications of the roles beside this one."""
-    names: set[str] = set()
-    for path in sorted(_ROLES.glob("*/meta/argument_specs.yml")):
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for entry in document["argument_specs"].values():
-            names.update(entry.get("options") or {})
-    return frozenset(names)
+@functools.cache
+def _documented() -> dict[str, tuple[arguments.Specification, ...]]:
+    """All variables in the argument specifications of the roles beside this one."""
+    return arguments.documented(_ROLES)
+
+
+def _misformed(variables: Mapping[str, Any], templar: Any) -> Iterator[planner.Refusal]:
+    """Values that the roles will refuse. What can't be told yet (facts, what tasks will register) is left to
+    them, also where a default stands in for it now."""
+    for name in sorted(variables.keys() & _documented().keys()):
+        specifications = _documented()[name]
+        if not arguments.can_be_wrong(specifications):
+            continue
+        try:
+            value = _plain(templar.template(variables[name]))
+        except AnsibleTemplateSyntaxError as error:
+            yield _not_evaluated(name, error)
+            continue
+        except AnsibleError:
+            continue
+        refusal = arguments.check(name, value, specifications)
+        if refusal is not None and not _KNOWN_LATER.search(str(variables[name])):
+            yield refusal
 
 
 def _make_box_facts_known() -> None:
