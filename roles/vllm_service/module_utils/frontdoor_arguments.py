@@ -6,12 +6,15 @@ checks them all first. On the controller only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible.errors import AnsibleError, AnsibleTemplateSyntaxError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.parsing.vault import EncryptedString
 from frontdoor_plan import Refusal
 from frontdoor_plan.values import kind_of, shown
 
@@ -27,6 +30,7 @@ _KINDS = {
 _TAKE_ANYTHING = ("str", "path", "raw")
 _ABOUT_THE_WHOLE = ("type", "elements", "choices")
 _PROBLEMS_SHOWN = 3
+_KNOWN_LATER = re.compile(r"\{[{%].*\b(ansible_|hostvars|__)", re.DOTALL)
 
 
 def documented(roles: Path) -> dict[str, tuple[Specification, ...]]:
@@ -39,6 +43,54 @@ def documented(roles: Path) -> dict[str, tuple[Specification, ...]]:
                 others = found.get(name, ())
                 found[name] = others if specification in others else (*others, specification)
     return found
+
+
+def misformed(
+    variables: Mapping[str, Any],
+    specifications: Mapping[str, Sequence[Specification]],
+    evaluate: Callable[[Any], Any],
+) -> Iterator[Refusal]:
+    """Values that the roles will refuse. What can't be told yet (facts, what tasks will register) is left to
+    them, also where a default stands in for it now.
+
+    `evaluate` renders the templates of a value, or raises AnsibleError.
+    """
+    for name in sorted(variables.keys() & specifications.keys()):
+        if not can_be_wrong(specifications[name]):
+            continue
+        try:
+            value = plain(evaluate(variables[name]))
+        except AnsibleTemplateSyntaxError as error:
+            yield not_evaluated(name, error)
+            continue
+        except AnsibleError:
+            continue
+        refusal = check(name, value, specifications[name])
+        if refusal is not None and not _KNOWN_LATER.search(str(variables[name])):
+            yield refusal
+
+
+def not_evaluated(name: str, error: AnsibleError) -> Refusal:
+    """The refusal of a variable whose template fails."""
+    return Refusal(
+        where=name,
+        what=f"{name} can't be evaluated.",
+        why=f"{error}",
+        remedy="Correct the template, or define what it refers to.",
+    )
+
+
+def plain(value: Any) -> Any:
+    """The value in Python's own types, without what Ansible attaches to it (tags, laziness, encryption)."""
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, str | EncryptedString):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, float) else value
 
 
 def can_be_wrong(specifications: Sequence[Specification]) -> bool:
