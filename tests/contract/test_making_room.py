@@ -158,7 +158,9 @@ def test_a_busy_service_is_waited_for_no_longer_than_told(box: Box, engine: Engi
     try:
         wait_until(lambda: box.router.status("text")["in_flight"] == 1, 30, "a request in flight")
         failed = box.run("made", timeout_seconds=2)
-        assert failed["failed"] and "1 requests are in flight" in failed["msg"]
+        assert (
+            failed["failed"] and "awake, and not sleeping within 2 s. Requests in flight: 1" in failed["msg"]
+        )
         assert box.cordoned() == []
     finally:
         asking.kill()

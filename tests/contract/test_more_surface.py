@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import subprocess
 import time
@@ -339,6 +340,10 @@ def test_the_queue_is_bounded(engines: Engines, routers: Routers) -> None:
     with ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(lambda _: router.chat("text"), range(5)))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503]
+    refused = [answer.json()["error"]["message"] for answer in answers if answer.status_code == 503]
+    assert all(
+        re.search(r" is waking from \w+, and its queue is full \(2 waiting\); ", each) for each in refused
+    )
 
 
 def test_waking_comments_for_those_who_ask(engines: Engines, routers: Routers) -> None:

@@ -281,8 +281,16 @@ def test_a_cordoned_device_wakes_nothing(engines: Engines, routers: Routers) -> 
     assert router.chat("text").status_code == 200, "what is awake goes on"
     router.order("services/text/sleep")
     refused = router.chat("text")
-    assert refused.status_code == 503
-    assert "cordoned" in refused.json()["error"]["message"]
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
+    told = "Model 'Stand-In-1B' can't be woken: its device is cordoned; retry in 60 s"
+    assert refused.json()["error"]["message"] == told
+    for order in ("wake", "offload", "prove"):
+        at_once = router.order(f"services/text/{order}")
+        assert at_once.status_code == 409, order
+        told = "Service 'text' can't be woken. Cordoned: cpu:left (vllmctl uncordon cpu:left)."
+        assert at_once.json()["error"]["message"] == told
+        (event,) = [each for each in router.events("admin") if each["path"].endswith(f"/{order}")]
+        assert event["error"] == told
     assert HTTP.get(f"{router.admin}/admin/status").json()["cordoned"] == ["cpu:left"]
     router.order("devices/cpu:left/uncordon")
     assert router.chat("text").status_code == 200

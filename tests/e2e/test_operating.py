@@ -105,9 +105,9 @@ def _incarnation(service: str) -> str:
 
 
 def test_drain_and_prove_hold_and_let_through() -> None:
-    assert "embed is drained: 0 requests in flight" in vllmctl("drain", "embed")
+    assert "embed is drained; requests in flight: 0" in vllmctl("drain", "embed")
     assert service_status("embed")["conditions"] == ["maintenance"]
-    assert "embed is proven: canary" in vllmctl("prove", "embed")
+    assert "embed is proven; canary:" in vllmctl("prove", "embed")
     assert service_status("embed")["conditions"] == []
 
 

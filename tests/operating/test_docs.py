@@ -13,6 +13,8 @@ from tests.standin.processes import ROOT
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("operations", "api", "architecture")}
 EXAMPLE_BOX = "http://gpu-box-1:8000"
 RUN_ELSEWHERE = {
+    "vllmctl cordon DEVICE": "test_vllmctl.py",
+    "vllmctl uncordon DEVICE": "test_vllmctl.py",
     "vllmctl --install-completion": "test_vllmctl.py shows the script for each shell",
     "vllmctl --instance rehearsal status": "tests/e2e/test_operating.py",
     "vllmctl events -f": "test_vllmctl.py",

@@ -19,7 +19,7 @@ from tests.standin.processes import HTTP, wait_until
 
 COMMANDS = (
     *("status", "up", "sleep", "down", "pin", "unpin", "drain", "prove", "restart", "why", "events", "chat"),
-    *("usage", "top", "doctor", "list", "logs", "pull"),
+    *("usage", "top", "doctor", "list", "logs", "pull", "cordon", "uncordon"),
 )
 
 
@@ -39,6 +39,8 @@ def depth(frontdoor: Frontdoor, service: str) -> str:
 
 def test_help_names_every_command_and_each_has_an_example(frontdoor: Frontdoor) -> None:
     overview = frontdoor.succeed("--help")
+    assert frontdoor.succeed() == overview, "without a command, too"
+    assert re.findall(r"^  .*\.\.\.$", overview, re.MULTILINE) == [], "every description is whole"
     for command in COMMANDS:
         assert f"\n  {command} " in overview
         assert f"Example: vllmctl {command}" in frontdoor.succeed(command, "--help")
@@ -99,10 +101,31 @@ def test_down_takes_one_or_all_but_what_is_pinned(frontdoor: Frontdoor) -> None:
 
 
 def test_drain_holds_and_prove_ends_it(frontdoor: Frontdoor) -> None:
-    assert "0 requests in flight" in frontdoor.succeed("drain", "text", "--deadline", "5")
+    frontdoor.succeed("restart", "text")  # a fresh engine's answer is what is compared with
+    assert "text is drained; requests in flight: 0, waiting: 0." in frontdoor.succeed(
+        "drain", "text", "--deadline", "5"
+    )
     assert frontdoor.router.status("text")["conditions"] == ["maintenance"]
-    assert frontdoor.succeed("prove", "text").startswith("text is proven: canary ")
+    assert frontdoor.succeed("prove", "text").startswith("text is proven; canary: matched; ")
     assert frontdoor.router.status("text")["conditions"] == []
+
+
+def test_a_cordon_is_ordered_shown_and_ended(frontdoor: Frontdoor) -> None:
+    told = frontdoor.succeed("cordon", "cpu:left")
+    assert told.startswith(
+        "cpu:left is cordoned: nothing is woken on it. When it is well: vllmctl uncordon cpu:left"
+    )
+    assert told.rstrip().endswith("Awake on it, and serving: text.")
+    assert "cpu:left is cordoned: nothing on it is woken; vllmctl uncordon cpu:left" in frontdoor.succeed(
+        "status"
+    )
+    frontdoor.succeed("sleep", "text")
+    assert "can't be woken. Cordoned: cpu:left (vllmctl uncordon cpu:left)." in frontdoor.fail("up", "text")
+    assert "When it is well: vllmctl uncordon cpu:left" in frontdoor.run("doctor").out
+    assert frontdoor.succeed("uncordon", "cpu:left") == "cpu:left is no longer cordoned.\n"
+    assert frontdoor.succeed("uncordon", "cpu:left") == "cpu:left was not cordoned.\n"
+    assert frontdoor.succeed("up", "text") == "text is awake.\n"
+    assert "No service runs on a device 'nosuch'" in frontdoor.fail("cordon", "nosuch")
 
 
 def test_restart_gives_the_engine_a_new_process(frontdoor: Frontdoor) -> None:
@@ -251,7 +274,7 @@ def test_an_unknown_command_or_option_is_one_sentence(frontdoor: Frontdoor) -> N
 
 
 def test_an_unknown_instance_names_those_that_are_here(frontdoor: Frontdoor) -> None:
-    assert "instances on this machine: test" in frontdoor.fail("--instance", "tset", "status")
+    assert "with --instance: test." in frontdoor.fail("--instance", "tset", "status")
 
 
 def test_a_wrong_token_is_told(frontdoor: Frontdoor) -> None:

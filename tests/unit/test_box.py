@@ -178,6 +178,19 @@ def test_a_misspelt_word_of_rehearse_is_refused(copy: Copy, word: str, known: bo
     assert run.returncode == (0 if known else 1)
 
 
+def test_help_of_a_status_that_is_not_there_is_help(copy: Copy) -> None:
+    run = copy.run("status", "--help")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("usage: ./box COMMAND")
+
+
+def test_a_bundle_that_is_not_there_is_called_so(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRONTDOOR_BUNDLE", "/nowhere/frontdoor.bundle")
+    run = copy.run("rehearse")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "the bundle /nowhere/frontdoor.bundle (from FRONTDOOR_BUNDLE) isn't there" in run.stderr
+
+
 def test_an_unknown_command_is_named_last(copy: Copy) -> None:
     run = copy.run("deploy")
     assert (run.returncode, run.stdout) == (1, "")

@@ -62,6 +62,7 @@ def main() -> None:
     path = Path(module.params["path"])
     try:
         text = metrics_text(module.params["evidence"])
+        missing = not path.exists()
         changed = (module.check_mode and module.params["pending"]) or not is_current(path, text)
         if changed and not module.check_mode:
             write(path, text)
@@ -70,7 +71,8 @@ def main() -> None:
             msg=f"{path} can't be written ({error.strerror}): it is set by gpu_diag_metrics_file, and its "
             "folder must exist"
         )
-    changes = [f"file {path}: content differs, rewritten"] if changed else []
+    what = "missing, written" if missing else "content differs, rewritten"
+    changes = [f"file {path}: {what}"] if changed else []
     module.exit_json(changed=changed, changes=changes)
 
 

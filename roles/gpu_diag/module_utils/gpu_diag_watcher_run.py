@@ -90,7 +90,8 @@ def keep(watcher: Watcher, check_mode: bool) -> list[str]:
 def _keep_unit(watcher: Watcher, check_mode: bool) -> list[str]:
     path = Path(watcher.units) / f"{watcher.name}.service"
     text = watcher.unit()
-    differs = not path.is_file() or path.read_text() != text
+    missing = not path.is_file()
+    differs = missing or path.read_text() != text
     runs = (
         not differs
         and run_bounded([*watcher.systemctl, "is-active", path.name], _SYSTEMCTL_SECONDS).problem is None
@@ -101,9 +102,10 @@ def _keep_unit(watcher: Watcher, check_mode: bool) -> list[str]:
         path.write_text(text)
         for arguments in (["daemon-reload"], ["enable", path.name], ["restart", path.name]):
             _systemctl(watcher, *arguments)
-    return [
-        f"unit {path.name}: {'content differs, written and restarted' if differs else 'not running, started'}"
-    ]
+    if missing:
+        return [f"unit {path.name}: missing, written and started"]
+    what = "content differs, written and restarted" if differs else "not running, started"
+    return [f"unit {path.name}: {what}"]
 
 
 def _systemctl(watcher: Watcher, *arguments: str) -> None:

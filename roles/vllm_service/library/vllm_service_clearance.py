@@ -146,7 +146,10 @@ def main() -> None:
     )
     wanted = files(module.params)
     pending = [path for path, content in wanted.items() if differs(path, content)]
-    changes = [f"file {path}: content differs, written" for path in pending]
+    changes = [
+        f"file {path}: {'content differs, rewritten' if path.exists() else 'missing, written'}"
+        for path in pending
+    ]
     config = module.params["config"]
     needs_word = bool(pending) or not cleared(config)
     if needs_word and not cleared(config):

@@ -53,6 +53,9 @@ else:
         write_atomically,
     )
 
+DIFF_LINES = 200
+"""A new file that is longer isn't shown whole: it is a program, and in the repository."""
+
 DOCUMENTATION = r"""
 module: vllm_service_converge
 short_description: Make a Compose project on the box equal to a rendering
@@ -778,6 +781,8 @@ class Run:
             # Whether it held a secret is not known any more.
             return headed(change.path, "(there)\n", "")
         before = path.read_text(errors="replace") if path.is_file() else ""
+        if not before and (lines := after.count("\n")) > DIFF_LINES:
+            after = f"({lines} lines)\n"
         return headed(change.path, before, after)
 
 

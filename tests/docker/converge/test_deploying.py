@@ -305,10 +305,13 @@ def test_diff_shows_files_and_no_secrets(fresh_box: Box) -> None:
     fresh_box.environment_files["text"] = "MODEL=z\n"
     (fresh_box.root / "engines/embed.env").chmod(0o600)
     (fresh_box.root / "secrets/admin-token").unlink()
+    fresh_box.files["engines/launcher.py"] = {"content": "pass\n" * 500}
     for check in (True, False):
         result = fresh_box.run(check=check, diff=True)
         shown = {one["after_header"].removeprefix(f"{fresh_box.root}/"): one for one in result["diff"]}
-        assert set(shown) == {"engines/text.env", "engines/embed.env", "secrets/api.env"}
+        programs = {"engines/launcher.py"}
+        assert set(shown) == programs | {"engines/text.env", "engines/embed.env", "secrets/api.env"}
+        assert shown["engines/launcher.py"]["after"] == "(500 lines)\n", "a new program is not shown whole"
         assert (shown["engines/text.env"]["before"], shown["engines/text.env"]["after"]) == (
             "MODEL=a\n",
             "MODEL=z\n",

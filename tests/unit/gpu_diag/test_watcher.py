@@ -103,13 +103,9 @@ def test_a_unit_is_written_enabled_and_restarted_when_it_differs(
         units=str(units),
         run_systemd=str(units),
     )
-    assert watcher_run.keep(unit, check_mode=True) == [
-        "unit watch.service: content differs, written and restarted"
-    ]
+    assert watcher_run.keep(unit, check_mode=True) == ["unit watch.service: missing, written and started"]
     assert list(units.iterdir()) == []
-    assert watcher_run.keep(unit, check_mode=False) == [
-        "unit watch.service: content differs, written and restarted"
-    ]
+    assert watcher_run.keep(unit, check_mode=False) == ["unit watch.service: missing, written and started"]
     assert log.read_text().split("\n")[:3] == [
         "daemon-reload",
         "enable watch.service",
@@ -119,6 +115,10 @@ def test_a_unit_is_written_enabled_and_restarted_when_it_differs(
     assert watcher_run.keep(unit, check_mode=False) == []
     active.unlink()
     assert watcher_run.keep(unit, check_mode=False) == ["unit watch.service: not running, started"]
+    (units / "watch.service").write_text("altered")
+    assert watcher_run.keep(unit, check_mode=False) == [
+        "unit watch.service: content differs, written and restarted"
+    ]
 
     assert watcher_run.stop(unit, check_mode=True) == ["unit watch.service: stopped and removed"]
     assert (units / "watch.service").exists()

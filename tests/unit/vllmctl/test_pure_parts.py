@@ -16,6 +16,7 @@ from vllmctl.findings import Finding, Level
 from vllmctl.logs import read_words
 from vllmctl.measures import duration, rate, size
 from vllmctl.models import Model, models
+from vllmctl.ordering import proof_sentence
 from vllmctl.tables import memory_text
 
 SERVICE: dict[str, Any] = {
@@ -113,6 +114,24 @@ def test_engines(change: dict[str, Any], level: Level) -> None:
 def test_a_cordoned_device_and_no_service_are_warnings() -> None:
     found = list(findings.engines({"services": [], "cordoned": ["gpu0"]}))
     assert [each.level for each in found] == [Level.WARNING, Level.WARNING]
+    assert found[1].advice == "When it is well: vllmctl uncordon gpu0"
+
+
+@pytest.mark.parametrize(
+    ("canary", "told"),
+    [
+        ("matched", "text is proven; canary: matched;"),
+        ("recorded", "text is proven; canary: recorded;"),
+        (
+            "none is recorded, since the engine isn't fresh",
+            "text serves again, and is not proven; canary: none ",
+        ),
+        ("not possible: the task is rerank", "text serves again, and is not proven; canary: not possible: "),
+    ],
+)
+def test_only_what_was_compared_is_called_proven(canary: str, told: str) -> None:
+    answer = {"service": "text", "canary": canary, "level_2": "never proven"}
+    assert proof_sentence(answer).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -261,12 +280,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_only_instance_needs_no_name(machine: Path) -> None:
-    with pytest.raises(CommandError, match="none is deployed here"):
+    with pytest.raises(CommandError, match=r"No front door is deployed .* \./box site deploys one"):
         find_box(None)
     (machine / "rehearsal" / "router").mkdir(parents=True)
     assert find_box(None).instance == "rehearsal"
     (machine / "other" / "router").mkdir(parents=True)
-    with pytest.raises(CommandError, match="instances on this machine: other, rehearsal"):
+    with pytest.raises(CommandError, match=r"'default'.* Choose one with --instance: other, rehearsal"):
         find_box(None)
     (machine / "default" / "router").mkdir(parents=True)
     assert find_box(None).instance == "default"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from wake_router import lifecycle, scheduler
@@ -290,6 +291,59 @@ def test_explanations() -> None:
         "registry",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"depth": Depth.FALLING_ASLEEP}, "It is falling asleep since 20 s"),
+        ({"conditions": frozenset({Condition.QUARANTINED}), "failures": 1}, "It has failed once; the next"),
+        (
+            {"conditions": frozenset({Condition.QUARANTINED}), "failures": 3},
+            "It has failed 3 times; the next",
+        ),
+        ({"memory_retries": 1}, "Its wake has found too little device memory once."),
+        ({"queued": Transition.WAKE}, "Its wake waits for its turn on gpu."),
+    ],
+)
+def test_an_explanation_reads_like_a_sentence(changes: dict[str, Any], told: str) -> None:
+    state = replace(ServiceState(depth=Depth.SLEEPING), **changes)
+    fleet = fleet_of(text=state)
+    assert told in " ".join(explain(fleet, "text", 20.0, "never proven", Asking()))
+
+
+def test_what_is_cordoned_and_asleep_is_not_said_to_be_offloaded_soon() -> None:
+    """From sleep, the way to level 2 is a wake."""
+    member = fleet_of(text=ServiceState(depth=Depth.SLEEPING, incarnation="one")).members["text"]
+    cordoned = Fleet(members={"text": replace(member, policy=replace(POLICY, cordoned=True))})
+    told = " ".join(explain(cordoned, "text", 20.0, "allowed", Asking()))
+    assert "A device of it is cordoned: it isn't woken" in told
+    assert "it is offloaded in" not in told
+    free = " ".join(explain(Fleet(members={"text": member}), "text", 20.0, "allowed", Asking()))
+    assert "it is offloaded in 80 s" in free
+
+
+@pytest.mark.parametrize(
+    ("pinned", "waited", "reason"),
+    [(True, 0.0, "it is pinned"), (False, 200.0, "on its way to level 2")],
+    ids=["pinned", "idle for long"],
+)
+def test_a_wake_without_a_request_has_one_reason(pinned: bool, waited: float, reason: str) -> None:
+    state = ServiceState(depth=Depth.SLEEPING, incarnation="one", pinned=pinned)
+    fleet = after(fleet_of(text=state), ("text", Tick()), now=waited)
+    assert fleet.members["text"].state.depth is Depth.WAKING
+    assert fleet.members["text"].state.reason == reason
+
+
+def test_only_a_wake_is_kept_from_by_a_cordon() -> None:
+    """For each depth and order: what `needs_wake` says is what the core does on a cordoned device."""
+    for depth in (Depth.AWAKE, Depth.SLEEPING, Depth.OFFLOADED):
+        for wanted in (Depth.AWAKE, Depth.SLEEPING, Depth.OFFLOADED):
+            member = fleet_of(text=ServiceState(depth=depth, incarnation="one")).members["text"]
+            cordoned = Fleet(members={"text": replace(member, policy=replace(POLICY, cordoned=True))})
+            state = after(cordoned, ("text", Ordered(wanted)), now=1.0).members["text"].state
+            stuck = state.ordered is wanted and state.running is None
+            assert lifecycle.needs_wake(depth, wanted) == stuck, (depth, wanted)
 
 
 # ---- wishes that outlive their requests

@@ -158,6 +158,7 @@ def test_a_body_that_is_too_large(router: Router) -> None:
     answer = HTTP.post(f"{router.url}/v1/chat/completions", content=big)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "request_too_large"
+    assert answer.json()["error"]["message"] == "The request's body is larger than 1 MiB."
     answer = HTTP.post(f"{router.url}/v1/chat/completions", content=iter([big[:600_000], big[600_000:]]))
     assert answer.status_code == 413
 

@@ -18,7 +18,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="vllmctl",
     help="Ask and steer the front door on this machine.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,7 +47,7 @@ def start(
 def main() -> int:
     """Run one command; 0 when it worked, else a sentence on standard error and another status."""
     try:
-        status = app(standalone_mode=False, prog_name="vllmctl")
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="vllmctl")
     except CommandError as error:
         print(f"vllmctl: {error}", file=sys.stderr)
         return 1

@@ -89,12 +89,16 @@ def find_box(instance: str | None) -> Box:
     root = Path(os.environ.get("FRONTDOOR_ROOT", DEFAULT_ROOT))
     state = Path(os.environ.get("FRONTDOOR_STATE_ROOT", DEFAULT_STATE))
     known = instances(root)
+    if not known:
+        raise CommandError(
+            f"No front door is deployed on this machine (nothing is in {root}); from the folder of "
+            "vllm-frontdoor, ./box site deploys one, and ./box rehearse one for a trial."
+        )
     if instance is None:
         instance = known[0] if len(known) == 1 else DEFAULT_INSTANCE
     if instance not in known:
-        others = f"instances on this machine: {', '.join(known)}" if known else "none is deployed here"
         raise CommandError(
-            f"There is no instance '{instance}' in {root} ({others}); name one with --instance."
+            f"There is no instance '{instance}' in {root}. Choose one with --instance: {', '.join(known)}."
         )
     return Box(instance, root / instance, state / instance)
 

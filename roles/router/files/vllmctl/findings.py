@@ -60,9 +60,7 @@ def engines(status: Json) -> Iterator[Finding]:
         yield _engine(service)
     for device in status.get("cordoned", []):
         text = f"Device {device} is cordoned, so nothing on it is woken."
-        yield Finding(
-            Level.WARNING, "devices", text, f"POST /admin/devices/{device}/uncordon when it is well."
-        )
+        yield Finding(Level.WARNING, "devices", text, f"When it is well: vllmctl uncordon {device}")
 
 
 def _engine(service: Json) -> Finding:

@@ -46,7 +46,10 @@ def status(
         return
     _show(lambda: _status_table(session), watch, interval, count)
     if not watch:
-        for service in session.status()["services"]:
+        found = session.status()
+        for device in found.get("cordoned", []):
+            say(f"{device} is cordoned: nothing on it is woken; vllmctl uncordon {device} ends it.")
+        for service in found["services"]:
             name, conditions = service["name"], service["conditions"]
             if {"draining", "maintenance"} & set(conditions):
                 say(f"{name}: its requests wait (vllmctl why {name}); vllmctl prove {name} ends it.")
@@ -61,10 +64,10 @@ def _status_table(session: Session) -> RenderableType:
 
 
 def usage(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Count requests and tokens by service and key, since the router started.
+    """Count requests and tokens by service and key.
 
-    Tokens are counted where engines report them: always in whole answers, in streams only for clients that
-    ask with stream_options.include_usage.
+    What was since the router started. Tokens are counted where engines report them: always in whole answers,
+    in streams only for clients that ask with stream_options.include_usage.
     """
     found = _usage(context.obj)
     if as_json:
@@ -80,7 +83,7 @@ def _usage(session: Session) -> list[exposition.Usage]:
 
 
 def top(context: typer.Context, interval: Interval = 2.0, count: Count = 0) -> None:
-    """Show requests and tokens per second, live; of answers that ended between two looks."""
+    """Show requests and tokens per second, live. Of answers that ended between two looks."""
     session: Session = context.obj
     before, since = _usage(session), time.monotonic()
 
@@ -100,7 +103,7 @@ def events(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what happens.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show what happened: the last hundred events; with -f also what happens, requests included."""
+    """Show the last hundred events. With -f also what happens, requests included."""
     address = f"{context.obj.box.admin_url}/admin/events"
     write: Callable[[Json], None] = lambda each: say(  # noqa: E731
         json.dumps(each, ensure_ascii=False) if as_json else tables.event(each)
@@ -116,9 +119,9 @@ def events(
 
 
 def doctor_command(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Examine the box, changing nothing; the exit code is a Nagios check's.
+    """Examine the box; the exit code is a Nagios check's.
 
-    0: all is well, 1: warning, 2: critical, 3: unknown.
+    Nothing is changed. 0: all is well, 1: warning, 2: critical, 3: unknown.
     """
     found = doctor.examine(context.obj.box)
     level = findings.worst(found)
@@ -135,15 +138,16 @@ doctor_command.__name__ = "doctor"
 
 
 def list_command(context: typer.Context, as_json: JsonOption = False) -> None:
-    """List the models on this machine: size, verdict on their weights, who serves them."""
+    """List the models on this machine, and who serves them. With sizes and the verdicts on their weights."""
     session: Session = context.obj
+    box = session.box
     try:
-        view = http.get(f"{session.box.admin_url}/admin/evidence")
+        view = http.get(f"{box.admin_url}/admin/evidence")
     except CommandError as error:
         warn(f"No verdicts: {error}")
         view = {"weights": []}
     verdicts = {each["model"]: each["verdict"] for each in view["weights"]}
-    found = models_on_disk(session.box.models, verdicts, containers.containers(session.box.instance))
+    found = models_on_disk(box.models, verdicts, containers.containers(box.instance))
     if as_json:
         print_json({"models": [dataclasses.asdict(each) for each in found]})
     elif found:
@@ -151,7 +155,7 @@ def list_command(context: typer.Context, as_json: JsonOption = False) -> None:
         for explanation in tables.verdicts_explained(found):
             say(explanation)
     else:
-        say(f"There is no model in {session.box.models}.")
+        say(f"There is no model in {box.models}.")
 
 
 def _show(look: Callable[[], RenderableType], again: bool, interval: float, count: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -15,6 +16,8 @@ from vllmctl.session import Json, Session, hint, print_json, say
 from vllmctl.tables import event as event_line
 
 EVERYTHING = "all"
+PROVEN = ("matched", "recorded")
+"""What the router says of a canary that was compared, or taken from an engine with good weights."""
 MARGIN_SECONDS = 30.0
 """The router answers by itself when its time is up; this much later it is given up."""
 
@@ -30,6 +33,20 @@ def complete_service(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in known if name.casefold().startswith(incomplete.casefold())]
 
 
+def complete_device(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of devices, for the shell's completion."""
+    try:
+        services = Session(context.find_root().params.get("instance")).status()["services"]
+    except CommandError:
+        return []
+    known = sorted({device for service in services for device in service["devices"]})
+    return [name for name in known if name.startswith(incomplete)]
+
+
+DeviceName = Annotated[
+    str,
+    typer.Argument(metavar="DEVICE", help="As 'vllmctl status' names it.", autocompletion=complete_device),
+]
 ServiceName = Annotated[
     str,
     typer.Argument(metavar="SERVICE", help="Its name, alias or model.", autocompletion=complete_service),
@@ -54,6 +71,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: vllmctl drain text --deadline 60")(drain)
     app.command(epilog="Example: vllmctl prove text")(prove)
     app.command(epilog="Example: vllmctl restart text")(restart)
+    app.command(epilog="Example: vllmctl cordon gpu0")(cordon)
+    app.command(epilog="Example: vllmctl uncordon gpu0")(uncordon)
     app.command(epilog="Example: vllmctl why text")(why)
     app.command(epilog="Example: vllmctl chat text 'What is the capital of France?'")(chat)
 
@@ -68,7 +87,7 @@ def up(
 def sleep(
     context: typer.Context, service: ServiceName, timeout: Timeout = 900.0, as_json: JsonOption = False
 ) -> None:
-    """Put a service to sleep: its weights stay in the host's memory. Requests wake it again."""
+    """Put a service to sleep; the host's memory keeps its weights. Requests wake it again."""
     _depth(context.obj, service, "sleep", timeout, as_json)
 
 
@@ -78,7 +97,10 @@ def down(
     timeout: Timeout = 900.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Offload a service, or all that aren't pinned: its weights are discarded. Requests wake it again."""
+    """Offload a service, or all: the weights are discarded.
+
+    Not those that are pinned. Requests wake it again.
+    """
     _depth(context.obj, service, "offload", timeout, as_json)
 
 
@@ -110,7 +132,7 @@ def _depth(session: Session, wanted: str, order: str, timeout: float, as_json: b
 
 
 def pin(context: typer.Context, service: ServiceName, as_json: JsonOption = False) -> None:
-    """Keep a service awake: no timer puts it to sleep."""
+    """Wake a service and keep it awake: no timer puts it to sleep."""
     _simple(context.obj, service, "pin", as_json, "{service} is pinned ({depth}).")
 
 
@@ -144,7 +166,7 @@ def drain(
     ] = 3600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold new requests and let those in flight end, to work on an engine; 'prove' ends it."""
+    """Hold new requests, to work on an engine; 'prove' ends it. Those in flight end first."""
     session: Session = context.obj
     name = session.service(service)["name"]
     path = f"services/{name}/drain?deadline={deadline:g}&limit={limit:g}"
@@ -153,7 +175,7 @@ def drain(
         print_json(answer)
         return
     say(
-        f"{name} is drained: {answer['in_flight']} requests in flight, {answer['held']} wait. "
+        f"{name} is drained; requests in flight: {answer['in_flight']}, waiting: {answer['held']}. "
         f"When the work is done: vllmctl prove {name}"
     )
 
@@ -161,7 +183,7 @@ def drain(
 def prove(
     context: typer.Context, service: ServiceName, timeout: Timeout = 900.0, as_json: JsonOption = False
 ) -> None:
-    """Show that a service may be trusted, and end its maintenance."""
+    """Compare a service with its canary; end its maintenance."""
     session: Session = context.obj
     name = session.service(service)["name"]
     hint(f"{name}: proving, waiting ...")
@@ -169,7 +191,13 @@ def prove(
     if as_json:
         print_json(answer)
     else:
-        say(f"{name} is proven: canary {answer['canary']}; level 2: {answer['level_2']}.")
+        say(proof_sentence(answer))
+
+
+def proof_sentence(answer: Json) -> str:
+    """What a proof has shown: a service whose canary couldn't be compared serves again, unproven."""
+    found = "is proven" if answer["canary"] in PROVEN else "serves again, and is not proven"
+    return f"{answer['service']} {found}; canary: {answer['canary']}; level 2: {answer['level_2']}."
 
 
 def restart(
@@ -186,8 +214,34 @@ def restart(
         say(f"{name} is {answer['depth'].replace('_', ' ')}.")
 
 
+def cordon(context: typer.Context, device: DeviceName, as_json: JsonOption = False) -> None:
+    """Wake nothing on a device until 'uncordon'. What is awake on it goes on."""
+    session: Session = context.obj
+    answer = session.order(f"devices/{quote(device, safe='')}/cordon", http.QUICK_SECONDS)
+    if as_json:
+        print_json(answer)
+        return
+    on_it = [each for each in session.status()["services"] if device in each["devices"]]
+    awake = [each["name"] for each in on_it if each["depth"] == "awake"]
+    rest = f" Awake on it, and serving: {', '.join(awake)}." if awake else ""
+    say(f"{device} is cordoned: nothing is woken on it. When it is well: vllmctl uncordon {device}.{rest}")
+
+
+def uncordon(context: typer.Context, device: DeviceName, as_json: JsonOption = False) -> None:
+    """Let services on a device be woken again."""
+    session: Session = context.obj
+    before = session.status().get("cordoned", [])
+    answer = session.order(f"devices/{quote(device, safe='')}/uncordon", http.QUICK_SECONDS)
+    if as_json:
+        print_json(answer)
+    elif device in before:
+        say(f"{device} is no longer cordoned.")
+    else:
+        say(f"{device} was not cordoned.")
+
+
 def why(context: typer.Context, service: ServiceName, as_json: JsonOption = False) -> None:
-    """Explain a service: why it is as it is, what keeps it so, what will happen next."""
+    """Explain why a service is as it is. What keeps it so, and what will happen next."""
     session: Session = context.obj
     name = session.service(service)["name"]
     answer = http.get(f"{session.box.admin_url}/admin/services/{name}/why")
@@ -218,13 +272,13 @@ def chat(
         str, typer.Option(help="Environment variable that holds an API key, where the router wants one.")
     ] = "VLLMCTL_API_KEY",
 ) -> None:
-    """Ask a service something through the front door, as a client would; the answer is streamed."""
+    """Ask a service something, as a client would. The answer is streamed."""
     session: Session = context.obj
     found = session.service(service)
     if found["task"] != "generate":
         raise CommandError(f"{found['name']} is a service for '{found['task']}', which can't chat.")
     if found["depth"] != "awake":
-        hint(f"{found['name']} is {found['depth']}; it is woken first (last time: "
+        hint(f"{found['name']} is {found['depth'].replace('_', ' ')}; it is woken first (last time: "
              f"{duration(found['last_wake_seconds'])}) ...")  # fmt: skip
     conversation = Conversation(
         session.box.public_url, found["model"], max_tokens, os.environ.get(key_variable)

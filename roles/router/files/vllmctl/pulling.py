@@ -56,11 +56,12 @@ def pull(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Download a model from the hub, check its files and weights, and put it in place.
+    """Download a model from the hub and check it.
 
-    What broke off goes on when it is ordered again; of a model that was pulled before, files that are missing
-    or altered are fetched anew. Needs the right to use Docker and to write into the models' folder. A token
-    for the hub is taken from HF_TOKEN in the environment (sudo --preserve-env=HF_TOKEN vllmctl pull ...).
+    Its files and weights are checked, then it is put in place. What broke off goes on when it is ordered
+    again; of a model that was pulled before, files that are missing or altered are fetched anew. Needs the
+    right to use Docker and to write into the models' folder. A token for the hub is taken from HF_TOKEN in
+    the environment (sudo --preserve-env=HF_TOKEN vllmctl pull ...).
     """
     # What only pulling needs is imported here: it takes time, and completion is to be quick.
     from vllmctl.hub import Order, fetch

@@ -120,7 +120,7 @@ class _Guard:
                 status=response.status_code,
                 client=f"{client.host}:{client.port}" if client else None,
                 operator=_operator(request),
-                error=str(problem) if problem else None,
+                error=str(problem) if problem else getattr(request.state, "refusal", None),
             )
         return response
 
@@ -172,17 +172,24 @@ def _error(status: int, message: str) -> JSONResponse:
 
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(AdminRequestError)
-    async def answer_problem(_: Request, problem: AdminRequestError) -> Response:
-        return _error(problem.status, str(problem))
+    async def answer_problem(request: Request, problem: AdminRequestError) -> Response:
+        return _refused(request, problem.status, str(problem))
 
     @app.exception_handler(RequestValidationError)
-    async def answer_bad_request(_: Request, error: RequestValidationError) -> Response:
+    async def answer_bad_request(request: Request, error: RequestValidationError) -> Response:
         places = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
-        return _error(400, f"The request isn't right: {places}")
+        return _refused(request, 400, f"The request isn't right: {places}")
 
     @app.exception_handler(HTTPException)
     async def answer_http_error(request: Request, error: HTTPException) -> Response:
-        return _error(error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}")
+        message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+        return _refused(request, error.status_code, message)
+
+
+def _refused(request: Request, status: int, message: str) -> JSONResponse:
+    """The answer; the guard, through which the request came, tells its sentence in the event of the order."""
+    request.state.refusal = message
+    return _error(status, message)
 
 
 def _add_reading_routes(
@@ -224,9 +231,9 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor, orde
             state = await orders.order(name, depth, min(timeout_seconds or longest, longest), operator)
             return OrderDone(service=name, depth=state.depth, pinned=executor.pinned(name))
 
-    async def pin(name: str, pinned: bool) -> OrderDone:
+    async def pin(name: str, pinned: bool, operator: str | None) -> OrderDone:
         with _known(name):
-            await orders.pin(name, pinned)
+            await orders.pin(name, pinned, operator)
             return OrderDone(service=name, depth=executor.state(name).depth, pinned=executor.pinned(name))
 
     @app.post("/admin/services/{name}/wake")
@@ -242,12 +249,12 @@ def _add_order_routes(app: FastAPI, settings: Settings, executor: Executor, orde
         return await order(name, Depth.OFFLOADED, timeout, _operator(request))
 
     @app.post("/admin/services/{name}/pin")
-    async def pin_service(name: str) -> OrderDone:
-        return await pin(name, True)
+    async def pin_service(request: Request, name: str) -> OrderDone:
+        return await pin(name, True, _operator(request))
 
     @app.post("/admin/services/{name}/unpin")
-    async def unpin_service(name: str) -> OrderDone:
-        return await pin(name, False)
+    async def unpin_service(request: Request, name: str) -> OrderDone:
+        return await pin(name, False, _operator(request))
 
 
 def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor, orders: Orders) -> None:

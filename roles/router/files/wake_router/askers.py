@@ -51,7 +51,7 @@ class Asking:
     caller: Asker | None = None
     """Who was the first to ask for it since it was last awake."""
     operator: str | None = None
-    """Who gave the last order of a depth, by the name that they gave themselves."""
+    """Who gave the last order of a depth or pinned it, by the name that they gave themselves."""
     wake: Wake | None = None
 
     def note(self, asker: Asker, now: float) -> None:
@@ -72,7 +72,9 @@ class Asking:
         """The last wake and the last request, for people."""
         if (wake := self.wake) is not None:
             length = "" if wake.ended is None else f" and ended {wake.ended - wake.began:.1f} s later"
-            began = f"Its last wake, from {wake.from_depth}, began {spoken(now - wake.began)} ago{length}"
+            began = (
+                f"Its last wake, from {wake.from_depth.words}, began {spoken(now - wake.began)} ago{length}"
+            )
             yield f"{began}: {wake.origin()}."
         if self.last is not None:
             yield f"The last {self.last} came {spoken(now - self.last_at)} ago."

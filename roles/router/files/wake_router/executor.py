@@ -389,6 +389,10 @@ class Executor:
         """Devices on which nothing is woken."""
         return self._cordoned
 
+    def cordoned_devices(self, name: str) -> list[str]:
+        """Those of a service's devices that are cordoned; raises KeyError for an unknown service."""
+        return sorted(self._cordoned.intersection(self._handles[name].service.devices))
+
     def explain(self, name: str) -> list[str]:
         """Why a service is as it is, in sentences; raises KeyError for an unknown service."""
         handle = self._handles[name]
@@ -500,7 +504,7 @@ class Executor:
         now, state = self._clock.monotonic(), self.state(name)
         handle.transition_began, handle.transition_start = now, start
         if start.transition is Transition.WAKE:
-            ordered = state.ordered is Depth.AWAKE
+            ordered = state.ordered is Depth.AWAKE or (state.pinned and not state.called)
             handle.asking.wake_begins(
                 start.from_depth, state.reason, now, called=state.called, ordered=ordered
             )

@@ -22,7 +22,7 @@ def explain(fleet: Fleet, name: str, now: float, level_2_reason: str, asking: As
     """Sentences about a service of the fleet; raises KeyError when there is no such service."""
     member = fleet.members[name]
     state = member.state
-    sentences = [f"It is {state.depth} since {spoken(now - state.since)}: {state.reason}."]
+    sentences = [f"It is {state.depth.words} since {spoken(now - state.since)}: {state.reason}."]
     sentences += asking.sentences(now)
     sentences += _conditions(name, state, now)
     if state.in_flight:
@@ -51,10 +51,10 @@ def _conditions(name: str, state: ServiceState, now: float) -> Iterator[str]:
     if state.evicted_for is not None:
         yield f"It falls asleep because '{state.evicted_for}' needs the memory of its device."
     if state.memory_retries:
-        yield f"Its wake has found too little device memory {state.memory_retries} times."
+        yield f"Its wake has found too little device memory {_times(state.memory_retries)}."
     if state.conditions & REPAIR:
         left = max(0.0, state.retry_at - now)
-        yield f"It has failed {state.failures} times; the next repair is in {spoken(left)}."
+        yield f"It has failed {_times(state.failures)}; the next repair is in {spoken(left)}."
 
 
 def _queue(fleet: Fleet, name: str, member: Member, queued: Transition) -> str:
@@ -69,13 +69,18 @@ def _queue(fleet: Fleet, name: str, member: Member, queued: Transition) -> str:
         for other, each in fleet.members.items()
         if each.state.depth is Depth.RESTARTING and not each.devices.isdisjoint(member.devices)
     ]
-    causes = ", ".join(dict.fromkeys([*leaving, *busy, *booting])) or "others that came first"
-    return f"Its {queued} waits for its turn on {', '.join(sorted(member.devices))} behind {causes}."
+    causes = ", ".join(dict.fromkeys([*leaving, *busy, *booting]))
+    behind = f" behind {causes}" if causes else ""
+    return f"Its {queued} waits for its turn on {', '.join(sorted(member.devices))}{behind}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _future(state: ServiceState, policy: Policy, now: float) -> Iterator[str]:
     if policy.cordoned:
-        yield "A device of it is cordoned: it isn't woken."
+        yield "A device of it is cordoned: it isn't woken (vllmctl status names it)."
     if policy.pinned or state.pinned:
         yield "It is pinned: no timer puts it to sleep."
         return
@@ -91,5 +96,7 @@ def _future(state: ServiceState, policy: Policy, now: float) -> Iterator[str]:
     may_offload = policy.level_2_allowed and policy.idle_offload_seconds
     if state.depth is Depth.AWAKE and not policy.idle_sleep_seconds and not may_offload:
         yield "No timer puts it to sleep."
-    if state.depth in (Depth.AWAKE, Depth.SLEEPING) and may_offload:
+    # From sleep, the way to level 2 is a wake.
+    reachable = state.depth is Depth.AWAKE or (state.depth is Depth.SLEEPING and not policy.cordoned)
+    if reachable and may_offload:
         yield f"If nobody asks, it is offloaded in {spoken(policy.idle_offload_seconds - idle)}."

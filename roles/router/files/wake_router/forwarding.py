@@ -23,6 +23,7 @@ from wake_router.form_model import find_model_in_form
 from wake_router.lifecycle import PARKED, REPAIR, Refusal
 from wake_router.model_name import NamedBody, UnusableBodyError, find_model
 from wake_router.openai_errors import (
+    CORDON_SECONDS,
     AnswerError,
     bad_request,
     body_too_large,
@@ -201,12 +202,21 @@ class Forwarder:
             return model_not_found(service.model)
         depth = waits.depth_to_wake_from(refused.state)
         estimate = self._executor.estimated_wake_seconds(service.name)
+        cordoned = bool(self._executor.cordoned_devices(service.name)) and not refused.state.serving
+        if cordoned:
+            estimate = max(estimate, CORDON_SECONDS)
         retry_after = waits.retry_after_seconds(estimate, self._executor.waits)
         if refused.kind is Refusal.QUARANTINED or refused.state.conditions & REPAIR:
             return model_quarantined(service.model, depth, refused.reason, estimate, retry_after)
-        detail = f", and {refused.reason}" if refused.kind is not None else ""
-        parked = bool(refused.state.conditions & PARKED)
-        return model_waking(service.model, depth, estimate, retry_after, detail, in_maintenance=parked)
+        what = None
+        if refused.state.conditions & PARKED:
+            what = "is in maintenance"
+        elif cordoned:
+            what = "can't be woken: its device is cordoned"
+        elif refused.kind is Refusal.QUEUE_FULL and not refused.state.called:
+            what = "is not ready yet"
+        detail = f", and {refused.reason}" if refused.kind is Refusal.QUEUE_FULL else ""
+        return model_waking(service.model, depth, estimate, retry_after, detail, what=what)
 
     def _cut(self, service: Service) -> AnswerError:
         return self._refusal(service, RefusedError(self._executor.state(service.name), "it was cut"))

@@ -74,6 +74,7 @@ from wake_router.service_state import (
 from wake_router.sightings import Outcome, engine_left, observed, release
 from wake_router.wishes import (
     at_least_as_deep,
+    needs_wake,
     pinned,
     repairing,
     wanted_transition,
@@ -135,6 +136,7 @@ __all__ = [
     "at_least_as_deep",
     "back_off_seconds",
     "believed_depth",
+    "needs_wake",
     "step",
     "steps_of",
     "wanted_transition",
@@ -241,7 +243,7 @@ def _request_arrived(state: ServiceState, policy: Policy, event: Event, now: flo
     if policy.cordoned and state.depth is not Depth.AWAKE and not state.conditions & PARKED:
         return state, (Refuse(Refusal.CORDONED, "its device is cordoned"),)
     if state.held >= policy.held_max:
-        return state, (Refuse(Refusal.QUEUE_FULL, f"{state.held} requests wait for it already"),)
+        return state, (Refuse(Refusal.QUEUE_FULL, f"its queue is full ({state.held} waiting)"),)
     return replace(state, held=state.held + 1, called=True), (Hold(),)
 
 
@@ -286,7 +288,7 @@ def _turn_granted(state: ServiceState, policy: Policy, event: Event, now: float)
         queued=None,
         running=transition,
         epoch=state.epoch + 1,
-        reason=_reason_for(state, transition),
+        reason=_reason_for(state, policy, transition),
     )
     start = StartTransition(
         transition,
@@ -300,7 +302,7 @@ def _turn_granted(state: ServiceState, policy: Policy, event: Event, now: float)
     return state, (start,)
 
 
-def _reason_for(state: ServiceState, transition: Transition) -> str:
+def _reason_for(state: ServiceState, policy: Policy, transition: Transition) -> str:
     if repairing(state):
         return f"repairing: {state.reason}"
     if transition is Transition.RESTART:
@@ -313,7 +315,9 @@ def _reason_for(state: ServiceState, transition: Transition) -> str:
     if Condition.UNPROVEN in state.conditions:
         return f"its canary has to prove it: {state.reason}"
     if transition is Transition.WAKE:
-        return "requests ask for it" if state.called or state.held else "on its way to level 2, or pinned"
+        if state.called or state.held:
+            return "requests ask for it"
+        return "it is pinned" if pinned(state, policy) else "on its way to level 2"
     return "idle"
 
 

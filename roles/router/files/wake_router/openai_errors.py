@@ -40,7 +40,7 @@ def router_failed() -> AnswerError:
     """500 for a mistake in this program."""
     return AnswerError(
         status=500,
-        message="The front door itself failed; its log says more.",
+        message="The front door itself failed; its log says more, under this answer's X-Request-Id.",
         type="server_error",
         code="internal_error",
     )
@@ -96,11 +96,19 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return AnswerError(status=400, message=message, param=param, code=code)
 
 
+def _size(count: int) -> str:
+    """A number of bytes in the largest unit that leaves it whole."""
+    for unit, length in (("MiB", 1024 * 1024), ("KiB", 1024)):
+        if count >= length and count % length == 0:
+            return f"{count // length} {unit}"
+    return f"{count} bytes"
+
+
 def body_too_large(limit_bytes: int) -> AnswerError:
     """413."""
     return AnswerError(
         status=413,
-        message=f"The request's body is larger than {limit_bytes} bytes.",
+        message=f"The request's body is larger than {_size(limit_bytes)}.",
         code="request_too_large",
     )
 
@@ -109,7 +117,7 @@ def head_too_large(limit_bytes: int) -> AnswerError:
     """431 for a request line with headers that don't end."""
     return AnswerError(
         status=431,
-        message=f"The request's line and headers are larger than {limit_bytes} bytes.",
+        message=f"The request's line and headers are larger than {_size(limit_bytes)}.",
         code="request_head_too_large",
     )
 
@@ -139,6 +147,8 @@ _WHAT_IT_DOES = {
     Depth.RESTARTING: "is starting",
     Depth.STOPPED: "is not running at the moment",
 }
+CORDON_SECONDS = 60.0
+"""When to ask again for a model whose device is cordoned: when that ends, no client can know."""
 
 
 def model_waking(
@@ -148,10 +158,13 @@ def model_waking(
     retry_after_seconds: int,
     detail: str = "",
     *,
-    in_maintenance: bool = False,
+    what: str | None = None,
 ) -> AnswerError:
-    """503 for a request that waited as long as it may, or can't wait at all."""
-    what = "is in maintenance" if in_maintenance else _WHAT_IT_DOES.get(depth, "is not ready yet")
+    """503 for a request that waited as long as it may, or can't wait at all.
+
+    `what` the model does follows from `depth` where nothing else holds.
+    """
+    what = what or _WHAT_IT_DOES.get(depth, "is not ready yet")
     estimate = max(1, round(estimate_seconds))
     return AnswerError(
         status=503,
@@ -168,13 +181,15 @@ def model_quarantined(
     model: str, depth: Depth, reason: str, estimate_seconds: float, retry_after: int
 ) -> AnswerError:
     """503 for a service that the router doesn't trust until it has repaired it."""
+    estimate = max(1, round(estimate_seconds))
     return AnswerError(
         status=503,
-        message=f"Model '{model}' is being repaired and can't be trusted until then: {reason}",
+        message=f"Model '{model}' is being repaired and can't be trusted until then: {reason}; "
+        f"retry in {estimate} s",
         type="model_quarantined",
         code="model_quarantined",
         param="model",
-        extra={"sleep_depth": depth.value, "estimated_wake_seconds": max(1, round(estimate_seconds))},
+        extra={"sleep_depth": depth.value, "estimated_wake_seconds": estimate},
         headers=((b"retry-after", str(retry_after).encode()),),
     )
 

@@ -77,6 +77,8 @@ class Orders:
                 f"Service '{name}' must not be offloaded: its weights can't be trusted after a reload. "
                 "allow_level_2 in its declaration says so."
             )
+        if cordon := self._cordon(name, depth):
+            raise ForbiddenOrderError(f"Service '{name}' can't be woken.{cordon}")
         self._executor.handle(name).asking.operator = operator
         self._executor.dispatch(name, Ordered(depth, _who(operator)))
         try:
@@ -84,18 +86,28 @@ class Orders:
         except TimeoutError:
             self._executor.dispatch(name, OrderWithdrawn())
             state = self._executor.state(name)
-            busy = f" {state.in_flight} requests are in flight." if state.in_flight else ""
+            busy = f" Requests in flight: {state.in_flight}." if state.in_flight else ""
             raise OrderTimeoutError(
-                f"Service '{name}' is {state.depth}, and not {depth} within {timeout_seconds:g} s.{busy}"
+                f"Service '{name}' is {state.depth.words}, and not {depth.words} within "
+                f"{timeout_seconds:.3g} s.{busy}{self._cordon(name, depth)}"
             ) from None
         state = self._executor.state(name)
         if not lifecycle.at_least_as_deep(state.depth, depth) or state.conditions & lifecycle.REPAIR:
-            raise OrderError(f"Service '{name}' is {state.depth}, not {depth}: {state.reason}")
+            raise OrderError(f"Service '{name}' is {state.depth.words}, not {depth.words}: {state.reason}")
         return state
 
-    async def pin(self, name: str, pinned: bool) -> None:
+    def _cordon(self, name: str, wanted: Depth) -> str:
+        """The devices that keep a service from a depth, as a sentence; empty where none does."""
+        devices = self._executor.cordoned_devices(name)
+        if not devices or not lifecycle.needs_wake(self._executor.state(name).depth, wanted):
+            return ""
+        return f" Cordoned: {', '.join(devices)} (vllmctl uncordon {devices[0]})."
+
+    async def pin(self, name: str, pinned: bool, operator: str | None = None) -> None:
         """Keep a service awake, or let it sleep again; raises KeyError for an unknown service."""
         notebook = self._executor.handle(name).notebook
+        if pinned:
+            self._executor.handle(name).asking.operator = operator
         self._executor.dispatch(name, PinChanged(pinned))
         await notebook.learn(replace(notebook.memory, pinned=pinned))
 

@@ -24,6 +24,11 @@ class Depth(StrEnum):
     WAKING = "waking"
     FALLING_ASLEEP = "falling_asleep"
 
+    @property
+    def words(self) -> str:
+        """As it stands in sentences."""
+        return self.value.replace("_", " ")
+
 
 class Condition(StrEnum):
     """What holds beside the depth."""

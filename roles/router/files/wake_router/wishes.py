@@ -93,6 +93,13 @@ def pinned(state: ServiceState, policy: Policy) -> bool:
     return policy.pinned or state.pinned
 
 
+def needs_wake(depth: Depth, wanted: Depth) -> bool:
+    """Whether it takes a wake to come from `depth` to `wanted`. An engine that starts comes up by itself."""
+    if wanted is Depth.AWAKE:
+        return depth in (Depth.SLEEPING, Depth.OFFLOADED, Depth.FALLING_ASLEEP)
+    return wanted is Depth.OFFLOADED and depth is Depth.SLEEPING
+
+
 def at_least_as_deep(depth: Depth, wanted: Depth) -> bool:
     """Whether a service at `depth` needs nothing more to be where a person wants it."""
     return depth is wanted or (wanted is Depth.SLEEPING and depth is Depth.OFFLOADED)

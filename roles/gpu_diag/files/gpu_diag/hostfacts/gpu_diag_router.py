@@ -128,7 +128,8 @@ class Admin:
 
 def _said_by(error: urllib.error.HTTPError) -> str:
     try:
-        said = json.load(error)["error"]["message"]
+        # Whoever quotes this ends the sentence.
+        said = str(json.load(error)["error"]["message"]).removesuffix(".")
     except (OSError, ValueError, KeyError, TypeError):
         said = "no sentence"
     return f"the router refuses ({error.code}): {said}"
