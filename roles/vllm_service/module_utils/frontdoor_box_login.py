@@ -39,8 +39,8 @@ class Login:
         if self.version < PYTHON_NEEDED:
             version = ".".join(map(str, self.version))
             return (
-                f"The Python on the box is too old: {self.interpreter} is Python {version}, and modules need "
-                f"{needed} or newer. {_REMEDY}"
+                f"The Python on the box is too old: {self.interpreter} is Python {version}, and "
+                f"vllm-frontdoor needs {needed} or newer. {_REMEDY}"
             )
         return None
 
