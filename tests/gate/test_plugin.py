@@ -121,6 +121,43 @@ def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: W
         assert part in output
 
 
+def test_arguments_of_roles_that_come_later_are_checked_by_the_declaration(workshop: Workshop) -> None:
+    wrong = ("engine_image_source=registri", "calibration_rounds=abc", "model_files_packages=abc")
+    packages = [{"name": "m"}]
+    run = _run(
+        workshop,
+        "rehearsal",
+        None,
+        *(word for each in (*wrong, "container_engine_install=maybe") for word in ("-e", each)),
+        *_extra(model_files_small_models=packages, gpu_diag_room_timeout="{{ 300 + }}"),
+    )
+    output = " ".join(_failed(run).split())
+    assert "There is no plan: 6 reasons stand against it." in output
+    for part in (
+        "engine_image_source can't be used: 'registri'. where: engine_image_source why: It is none of",
+        "calibration_rounds can't be used: 'abc'.",
+        "why: It is a text; needed is a whole number. what to do: Write a whole number, or leave it out.",
+        "model_files_packages can't be used: 'abc'.",
+        "container_engine_install can't be used: 'maybe'.",
+        "Missing required arguments: files, requirement, source found in model_files_small_models",
+        "gpu_diag_room_timeout can't be evaluated.",
+    ):
+        assert part in output
+
+
+def test_what_is_not_known_yet_is_left_to_its_role(workshop: Workshop) -> None:
+    """Facts that a play hasn't gathered, and what a task registers later."""
+    later = {
+        "calibration_rounds": "{{ ansible_facts.processor_vcpus }}",
+        "calibration_quiet_seconds": "{{ ansible_facts.uptime_seconds | default('gathered later') }}",
+        "container_engine_install": "{{ __my_answer.stdout }}",
+        "gpu_diag_rehash": "{{ my_wish | mandatory }}",
+        "engine_image_base": {"image": "{{ ansible_facts.distribution | lower }}"},
+    }
+    run = _run(workshop, "rehearsal", None, *_extra(**later))
+    assert run.code == 0, run.output
+
+
 _EVERY_WAY_AROUND = [
     pytest.param((), id="nothing"),
     pytest.param(("--tags", "router,engines"), id="only what deploys"),
@@ -327,6 +364,78 @@ def test_without_the_module_that_looks_at_the_box_a_sentence_says_so(tmp_path: P
     workshop = Workshop(tmp_path)
     (workshop.folder / "roles" / "gpu_diag" / "library" / "gpu_diag_box_facts.py").unlink()
     assert "gpu_diag_box_facts" in _failed(_run(workshop, "rehearsal"))
+
+
+def test_a_module_that_dies_is_quoted(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path)
+    module = workshop.folder / "roles" / "gpu_diag" / "library" / "gpu_diag_box_facts.py"
+    healthy = module.read_text(encoding="utf-8")
+    module.write_text(f"from datetime import NO_SUCH_THING\n{healthy}", encoding="utf-8")
+    output = " ".join(_failed(_run(workshop, "rehearsal")).split())
+    assert "The module gpu_diag_box_facts broke off on the box. Its last words: ImportError:" in output
+    assert "NO_SUCH_THING" in output
+    ending = "import os, sys\nprint('out of memory', file=sys.stderr, flush=True)\nos._exit(3)\n"
+    module.write_text(f"{ending}{healthy}", encoding="utf-8")
+    assert "Its last words: out of memory." in " ".join(_failed(_run(workshop, "rehearsal")).split())
+
+
+@pytest.fixture(scope="module")
+def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """This very Python, as it would be if it were 3.9: an older one is on few machines."""
+    folder = tmp_path_factory.mktemp("old")
+    (folder / "sitecustomize.py").write_text(
+        "import collections, sys\n"
+        "names = 'major minor micro releaselevel serial'\n"
+        "sys.version_info = collections.namedtuple('version_info', names)(3, 9, 2, 'final', 0)\n"
+    )
+    program = folder / "python3"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--check",)], ids=["run", "check mode"])
+@pytest.mark.parametrize("broken", [False, True], ids=["modules that run", "a module that dies"])
+def test_a_python_that_is_too_old_is_refused_first(
+    tmp_path: Path, old_python: str, broken: bool, arguments: tuple[str, ...]
+) -> None:
+    workshop = Workshop(tmp_path)
+    if broken:
+        module = workshop.folder / "roles" / "gpu_diag" / "library" / "gpu_diag_box_facts.py"
+        module.write_text(f"from datetime import NO_SUCH_THING\n{module.read_text()}", encoding="utf-8")
+    interpreter = ("-e", f"ansible_python_interpreter={old_python}")
+    output = " ".join(_failed(_run(workshop, "rehearsal", None, *interpreter, *arguments)).split())
+    assert f"{old_python} is Python 3.9.2" in output
+    assert "3.11 or newer" in output and "set ansible_python_interpreter" in output
+    assert "TASK [vllm_service : Stop engines" not in output
+
+
+def test_a_python_that_is_not_there_is_a_sentence(workshop: Workshop) -> None:
+    run = _run(workshop, "rehearsal", None, "-e", "ansible_python_interpreter=/no/such/python3")
+    output = " ".join(_failed(run).split())
+    assert "/no/such/python3 doesn't run as a Python on the box" in output
+    assert "Install Python 3.11 or newer" in output
+
+
+def _check_box(workshop: Workshop, *arguments: str) -> Run:
+    playbook = Path(__file__).parent / "playbooks" / "box.yml"
+    return workshop.run(playbook, _INVENTORIES["rehearsal"], box("rehearsal"), *arguments)
+
+
+def test_playbooks_without_services_check_the_box_all_the_same(workshop: Workshop, old_python: str) -> None:
+    """Where the instance had a shared folder's name, a teardown would remove that folder."""
+    nothing_declared = _extra(vllm_service_services={})
+    good = _check_box(workshop, *nothing_declared, "--check")
+    assert good.code == 0, good.output
+    for name in ("models", "../..", "bundle"):
+        assert "frontdoor_instance can't be used" in _failed(
+            _check_box(workshop, *nothing_declared, *_extra(frontdoor_instance=name))
+        )
+    assert "model_files_hub_stall_seconds can't be used: 'long'" in _failed(
+        _check_box(workshop, "-e", "model_files_hub_stall_seconds=long")
+    )
+    old = _check_box(workshop, "-e", f"ansible_python_interpreter={old_python}")
+    assert "is Python 3.9.2" in " ".join(_failed(old).split())
 
 
 def test_a_missing_launcher_is_a_sentence(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def _carry_out(module: AnsibleModule) -> tuple[bool, run.Report]:
         if report.measured and not check_mode:
             report.measured += [
                 f"The figures with tables and a picture: {given['folder']}/{run.PAGE}",
-                "The next run of site.yml takes them over.",
+                "The next ./box site takes them over.",
             ]
         return changed, report
 

@@ -9,6 +9,7 @@ An earlier release is a declaration like any other: it is planned anew, on what 
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible.parsing.vault import EncryptedString
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import module_loader, module_utils_loader
 
@@ -28,12 +27,16 @@ _PACKAGES = str(_ROLE / "module_utils")
 if _PACKAGES not in sys.path:  # an action plugin can't import a role's module_utils by itself
     sys.path.insert(0, _PACKAGES)
 
+import frontdoor_arguments as arguments  # noqa: E402
+import frontdoor_box_login as box_login  # noqa: E402
 import frontdoor_plan as planner  # noqa: E402
 import frontdoor_releases as releases  # noqa: E402
+from frontdoor_arguments import not_evaluated, plain  # noqa: E402
 from frontdoor_plan import deployment  # noqa: E402
 from frontdoor_plan.rules.host import needed_ports  # noqa: E402
 
-_STAGES = ("declaration", "safety", "plan", "router", "engines", "rollback_target", "rollback")
+_STAGES = ("box", "declaration", "safety", "plan", "router", "engines", "rollback_target", "rollback")
+_INSTANCE_VARIABLE = "frontdoor_instance"
 _RELEASE_VARIABLE = "vllm_service_release"
 _UNTOUCHED = "This step changed nothing, and what runs goes on running."
 
@@ -52,6 +55,8 @@ class _Wish:
 
     raw: Mapping[str, Any]
     declaration: planner.Declaration
+    misformed: tuple[planner.Refusal, ...] = ()
+    """Those refusals of the declaration that any role's argument specification gives."""
 
     @property
     def desired(self) -> planner.Desired:
@@ -83,11 +88,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _supports_check_mode = True
     _supports_async = False
     _requires_connection = True
-    _root: bool | None = None
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._answers: dict[str, Mapping[str, Any]] = {}
+        self._seen_login: box_login.Login | None = None
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Carry one stage out. A refusal is a failed result with one message that lists all of them."""
@@ -104,10 +109,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {**result, "failed": True, "msg": _unexpected(error)}
 
     def _stage(self, task_vars: dict[str, Any]) -> dict[str, Any]:
-        _, arguments = self.validate_argument_spec(
+        _, given = self.validate_argument_spec(
             argument_spec={"stage": {"type": "str", "required": True, "choices": list(_STAGES)}}
         )
         stages: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "box": self._check_box,
             "declaration": self._check_declaration,
             "safety": self._stop_unsafe,
             "plan": self._show_plan,
@@ -116,14 +122,23 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "rollback_target": self._show_rollback_target,
             "rollback": self._roll_back,
         }
-        return stages[arguments["stage"]](task_vars)
+        return stages[given["stage"]](task_vars)
 
     # ---------------------------------------------------------------------------------------------- stages
+
+    def _check_box(self, task_vars: dict[str, Any]) -> dict[str, Any]:
+        """For playbooks that go without services: the folders to work in, the roles' values, and Python."""
+        wish = self._wish(task_vars)
+        named = [each for each in wish.declaration.refusals if each.where == _INSTANCE_VARIABLE]
+        _refuse([*named, *wish.misformed])
+        self._run_module("ansible.builtin.ping", {}, task_vars)
+        self._login()
+        return {"changed": False, "msg": f"The box of the instance {wish.desired.instance.name} can be used."}
 
     def _check_declaration(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         wish = self._wish(task_vars)
         box = self._box([wish], task_vars)
-        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        discovered = planner.discovered_from_box(box, is_root=self._login().is_root)
         evidence = planner.evidence_from_box(box)
         refusals = planner.check_declaration(wish.desired, discovered, evidence)
         _refuse(planner.merged(wish.declaration, refusals))
@@ -140,7 +155,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Engines on what failed its test go down, also when there is no plan to put in their place."""
         wish = self._wish(task_vars)
         desired, box = wish.desired, self._box([wish], task_vars)
-        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        discovered = planner.discovered_from_box(box, is_root=self._login().is_root)
         unsafe = planner.engines_to_stop(
             desired, discovered, planner.evidence_from_box(box), box["containers"]
         )
@@ -168,6 +183,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _show_rollback_target(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         now = self._wish(task_vars)
         target = self._rollback_target(now, self._releases(now, task_vars), task_vars)
+        self._login()
         return {
             "changed": False,
             "msg": f"Going back to {releases.description(target)}.",
@@ -210,7 +226,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return store.intact[-1] if store.intact else None
 
     def _releases(self, wish: _Wish, task_vars: dict[str, Any]) -> _Store:
-        answer = _plain(self._run_module("vllm_service_releases", _place(wish.desired), task_vars))
+        answer = plain(self._run_module("vllm_service_releases", _place(wish.desired), task_vars))
         return _Store(
             intact=tuple(releases.from_document(document) for document in answer["releases"]),
             problems={int(number): words for number, words in answer["problems"].items()},
@@ -232,7 +248,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _wish_of(self, release: releases.Release, now: _Wish) -> _Wish:
         raw = planner.declaration_of_release(release.content.variables, release.content.images, now.raw)
-        return _Wish(raw, planner.parse(raw, _documented_variables()))
+        return _Wish(raw, planner.parse(raw, _documented().keys()))
 
     def _keep_release(self, work: _Work, back_to: int | None, task_vars: dict[str, Any]) -> dict[str, Any]:
         parameters = {
@@ -259,21 +275,22 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 *self._router_refusals(plan, rendering, wish.desired, task_vars),
             ]
         )
-        earlier = None if release is None else self._earlier(release, wish, box, task_vars)
+        earlier = None
+        if release is not None and before is not None:
+            earlier = self._earlier(release.name, before, box, task_vars)
         return _Work(wish, plan, rendering, earlier)
 
     def _earlier(
-        self, release: releases.Release, wish: _Wish, box: Mapping[str, Any], task_vars: dict[str, Any]
+        self, name: str, before: _Wish, box: Mapping[str, Any], task_vars: dict[str, Any]
     ) -> deployment.Earlier | None:
         """The release as it would be deployed today; None where today it would be refused."""
-        before = self._wish_of(release, wish)
         plan = self._outcome(before, box)
         if isinstance(plan, list) or self._engine_refusals(plan, before.desired, task_vars):
             return None
-        return deployment.Earlier(release.name, planner.render(plan, _role_file("launcher.py")), plan)
+        return deployment.Earlier(name, planner.render(plan, _role_file("launcher.py")), plan)
 
     def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
-        discovered = planner.discovered_from_box(box, is_root=self._is_root())
+        discovered = planner.discovered_from_box(box, is_root=self._login().is_root)
         evidence = planner.evidence_from_box(box)
         if self._task.check_mode:
             discovered, evidence = planner.predict(wish.desired, discovered, evidence)
@@ -307,7 +324,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _ask_image(self, question: Mapping[str, Any], task_vars: dict[str, Any]) -> Mapping[str, Any]:
         key = json.dumps(question, sort_keys=True)
         if key not in self._answers:
-            answer = _plain(self._run_module("vllm_service_ask_image", question, task_vars).get("answer"))
+            answer = plain(self._run_module("vllm_service_ask_image", question, task_vars).get("answer"))
             if not isinstance(answer, dict):
                 raise _StopError("The module vllm_service_ask_image answered without the image's answer.")
             self._answers[key] = answer
@@ -322,11 +339,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raw[name] = None
             if name in planner.READ_VARIABLES:
                 try:
-                    raw[name] = _plain(templar.template(variables[name]))
+                    raw[name] = plain(templar.template(variables[name]))
                 except AnsibleError as error:
-                    unreadable.append(_not_evaluated(name, error))
-        found = planner.parse(raw, _documented_variables())
-        return _Wish(raw, planner.Declaration(found.desired, (*unreadable, *found.refusals)))
+                    unreadable.append(not_evaluated(name, error))
+        found = planner.parse(raw, _documented().keys())
+        refusals = (*unreadable, *found.refusals)
+        told = {refusal.where for refusal in refusals}
+        untold = {name: value for name, value in variables.items() if name not in told}
+        misformed = tuple(arguments.misformed(untold, _documented(), templar.template))
+        return _Wish(raw, planner.Declaration(found.desired, (*refusals, *misformed)), misformed)
 
     def _role_defaults(self) -> dict[str, Any]:
         """The defaults of all roles here: what is planned doesn't depend on what a play imports."""
@@ -349,18 +370,26 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "instance": desired[0].instance.name,
         }
         answer = self._run_module("gpu_diag_box_facts", question, task_vars)
-        box = _plain(answer.get("box"))
+        box = plain(answer.get("box"))
         if not isinstance(box, dict):
             raise _StopError("The module gpu_diag_box_facts answered without facts of the box.")
         folders = {"folders": question["paths"], "calibration": desired[0].instance.calibration}
         found = self._run_module("vllm_service_facts", folders, task_vars)
-        return {**box, "models": _plain(found.get("models")), "calibration": _plain(found.get("calibration"))}
+        return {**box, "models": plain(found.get("models")), "calibration": plain(found.get("calibration"))}
 
-    def _is_root(self) -> bool:
-        if self._root is None:
-            answer = self._low_level_execute_command("id -u")
-            self._root = bool(answer["rc"] == 0 and answer["stdout"].strip() == "0")
-        return self._root
+    def _login(self) -> box_login.Login:
+        """Who we are on the box, once a module has run there; stops where its Python won't do."""
+        login = self._looked_at_login()
+        if login.problem is not None:
+            raise _StopError(f"{login.problem} {_UNTOUCHED}")
+        return login
+
+    def _looked_at_login(self) -> box_login.Login:
+        if self._seen_login is None:
+            interpreter = str(self._used_interpreter)
+            answer = self._low_level_execute_command(box_login.question(interpreter))
+            self._seen_login = box_login.read(interpreter, answer["stdout"], answer["stderr"])
+        return self._seen_login
 
     # ------------------------------------------------------------------------------------------- deploying
 
@@ -383,7 +412,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         result.pop("invocation", None)  # it would repeat the environments of engines, which may hold secrets
         if result.get("failed"):
-            message = str(result.get("msg") or f"The module {name} failed without saying why.")
+            message = self._looked_at_login().problem or box_login.module_failure(name, result)
             kept = ("changed", "changes", "proofs", "warnings")
             raise _StopError(message, {key: result[key] for key in kept if key in result})
         return result
@@ -429,15 +458,6 @@ def _refused(refusals: list[planner.Refusal]) -> _StopError:
     return _StopError(planner.refusal_message(refusals, _UNTOUCHED))
 
 
-def _not_evaluated(name: str, error: AnsibleError) -> planner.Refusal:
-    return planner.Refusal(
-        where=name,
-        what=f"{name} can't be evaluated.",
-        why=f"{error}",
-        remedy="Correct the template, or define what it refers to.",
-    )
-
-
 def _unexpected(error: Exception) -> str:
     if isinstance(error, planner.UnreadableFactsError):
         return f"{error} {_UNTOUCHED}"
@@ -448,27 +468,10 @@ def _unexpected(error: Exception) -> str:
     )
 
 
-def _plain(value: Any) -> Any:
-    """The value in Python's own types, without what Ansible attaches to it (tags, laziness, encryption)."""
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str | EncryptedString):
-        return str(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value)
-    return float(value) if isinstance(value, float) else value
-
-
-def _documented_variables() -> frozenset[str]:
-    """The names of all variables in the argument specifications of the roles beside this one."""
-    names: set[str] = set()
-    for path in sorted(_ROLES.glob("*/meta/argument_specs.yml")):
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for entry in document["argument_specs"].values():
-            names.update(entry.get("options") or {})
-    return frozenset(names)
+@functools.cache
+def _documented() -> dict[str, tuple[arguments.Specification, ...]]:
+    """All variables in the argument specifications of the roles beside this one."""
+    return arguments.documented(_ROLES)
 
 
 def _make_box_facts_known() -> None:

@@ -148,7 +148,7 @@ def rollback_target(
         return _chosen(by_number, problems, wanted)
     numbers = sorted({*by_number, *problems}, reverse=True)
     if not numbers:
-        raise ReleaseError("There is no release on this box yet: site.yml makes the first one.")
+        raise ReleaseError("There is no release on this box yet: ./box site makes the first one.")
     newest = by_number.get(numbers[0])
     if newest is not None and dict(newest.content.services) == dict(deployed):
         numbers = numbers[1:]
@@ -164,7 +164,7 @@ def _chosen(by_number: Mapping[int, Release], problems: Mapping[int, str], numbe
     if number in problems:
         raise ReleaseError(
             f"Release {number} can't be used: {problems[number]}. Choose another one with "
-            f"vllm_service_release (there: {others}), or deploy what you want with site.yml."
+            f"vllm_service_release (there: {others}), or deploy what you want with ./box site."
         )
     if number not in by_number:
         raise ReleaseError(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from frontdoor_plan import Refusal, parse
-from frontdoor_plan.declaration import SERVICE_KEYS
+from frontdoor_plan.declaration import PREFIXES, SERVICE_KEYS
+from frontdoor_plan.instance import SHARED_FOLDERS
 from plan_support import declared, known_variables, variables, with_service
 
 RAW = variables("gpu_boxes")
@@ -66,19 +67,7 @@ def test_a_misspelled_variable_is_refused_with_the_nearest_known_one(name: str, 
     assert f"Did you mean {nearest}?" in refusal.remedy
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "container_engine_",
-        "engine_image_",
-        "model_files_",
-        "gpu_diag_",
-        "vllm_service_",
-        "router_",
-        "frontdoor_",
-        "load_balancer_",
-    ],
-)
+@pytest.mark.parametrize("prefix", PREFIXES)
 def test_an_unknown_variable_with_any_of_our_prefixes_is_refused(prefix: str) -> None:
     assert _where(RAW | {f"{prefix}zzz": 1}) == [f"{prefix}zzz"]
 
@@ -128,6 +117,39 @@ def test_every_setting_of_a_service_refuses_a_wrong_type_by_name(key: str) -> No
 )
 def test_a_wrong_value_of_a_variable_is_refused_by_name(name: str, value: object) -> None:
     assert _where(RAW | {name: value}) == [name]
+
+
+@pytest.mark.parametrize("name", SHARED_FOLDERS)
+def test_an_instance_takes_no_folder_that_all_instances_share(name: str) -> None:
+    refusal = _only(RAW | {"frontdoor_instance": name})
+    assert refusal.where == "frontdoor_instance"
+    assert all(each in refusal.why for each in SHARED_FOLDERS)
+    assert declared(RAW | {"frontdoor_instance": f"{name}-2"}).refusals == ()
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_where_nothing_is_declared_the_usual_reasons_are_named(nothing: object) -> None:
+    remedy = _only(RAW | {"vllm_service_services": nothing}).remedy
+    assert "group gpu_boxes" in remedy
+    assert "group_vars belong beside the inventory" in remedy
+    assert "gpu_boxes" not in _only(RAW | {"vllm_service_services": ["text"]}).remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "example"),
+    [
+        ("vllm_service_memory_limit", "88%", "0.88"),
+        ("vllm_service_memory_limit", 88, "0.88"),
+        ("vllm_service_memory_limit", "0,5", "0.5"),
+        ("vllm_service_memory_limit", "most", "0.88"),
+        ("vllm_service_memory_limit", "0%", "0.88"),
+        ("vllm_service_host_memory_limit", "950%", "0.9"),
+    ],
+)
+def test_the_example_for_a_number_is_one_that_would_do(name: str, value: object, example: str) -> None:
+    refusal = _only(RAW | {name: value})
+    assert refusal.remedy.endswith(f", such as {example}.")
+    assert declared(RAW | {name: example}).refusals == ()
 
 
 @pytest.mark.parametrize("key", ["slot", "model", "devices"])

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from frontdoor_plan.declaration import PREFIXES, READ_VARIABLES, SERVICE_KEYS
+from frontdoor_plan.instance import SHARED_FOLDERS
 from plan_support import REPOSITORY, ROLES, known_variables
+from vllmctl.box import NOT_INSTANCES
 
 _OURS = ("vllm_service", "router")
 
@@ -36,6 +38,27 @@ def test_every_documented_variable_has_a_default_or_derives_one(role: str) -> No
     defaults = set(_yaml(f"{role}/defaults/main.yml"))
     assert {name for name in options if not name.startswith("frontdoor_")} == defaults
     assert all(option["description"] for option in options.values())
+
+
+def test_every_roles_variables_begin_with_a_known_prefix_and_each_prefix_has_a_role() -> None:
+    """All but `frontdoor_`, which is of no one role."""
+    assert [name for name in known_variables() if not name.startswith(PREFIXES)] == []
+    assert {
+        prefix for prefix in PREFIXES if not any(name.startswith(prefix) for name in known_variables())
+    } == set()
+    roles = {f"{path.parent.parent.name}_" for path in ROLES.glob("*/meta/argument_specs.yml")}
+    assert set(PREFIXES) - {"frontdoor_"} == roles
+
+
+def test_every_folder_beside_those_of_the_instances_is_known() -> None:
+    """A fixed name in /opt/vllm-frontdoor or /var/lib/vllm-frontdoor can't be that of an instance."""
+    named = re.compile(r"/(?:opt|var/lib)/vllm-frontdoor/([a-z0-9-]+)(?![a-z0-9.-])")
+    suffixes = (".py", ".yml", ".j2", ".sh")
+    files = [path for path in ROLES.rglob("*") if path.suffix in suffixes and path.is_file()]
+    found = {name for path in files for name in named.findall(path.read_text(encoding="utf-8"))}
+    examples = {"default"}
+    assert found - examples == set(SHARED_FOLDERS)
+    assert set(SHARED_FOLDERS) == NOT_INSTANCES
 
 
 def test_every_setting_of_a_service_is_documented() -> None:

@@ -46,7 +46,7 @@ def _only(raw: dict[str, Any], facts: dict[str, Any]) -> Refusal:
 def test_without_an_integrity_test_nothing_is_planned() -> None:
     refusal = _only(RAW, with_evidence(BOX, integrity=[]))
     assert refusal.what == "There is no evidence of the integrity test of gpu0, gpu2."
-    assert "playbooks/diagnose.yml --tags integrity" in refusal.remedy
+    assert "./box diagnose -i INVENTORY --tags integrity" in refusal.remedy
 
 
 def test_a_cpu_device_is_tested_as_well() -> None:
@@ -174,7 +174,7 @@ def test_a_corrupt_pair_leaves_the_staged_path() -> None:
 def test_a_split_model_needs_a_p2p_check() -> None:
     refusal = _only(SPLIT, BOX)
     assert refusal.what == "There is no evidence of the p2p_check of gpu0, gpu1."
-    assert "site.yml" in refusal.remedy
+    assert "./box site -i INVENTORY" in refusal.remedy
 
 
 def test_a_control_arm_is_not_a_p2p_check_on_gpus() -> None:

@@ -166,7 +166,8 @@ def test_fractions_over_the_limit_by_a_hair_are_refused() -> None:
     refusal = _only(with_service(RAW, "ocr", memory_fraction="0.6300001"), BOX)
     assert "gpu2 is over its memory limit" in refusal.what
     assert "= 0.8800001, the limit is 0.88" in refusal.what
-    assert "Take at least 0.0000001 off (0.01 GiB)" in refusal.remedy
+    assert "Take at least 0.0000001 off (0.01 GiB), or move a service" in refusal.remedy
+    assert refusal.why.startswith("They may be awake together")
 
 
 def test_fractions_add_up_exactly() -> None:
@@ -180,7 +181,10 @@ def test_fractions_add_up_exactly() -> None:
 
 
 def test_the_limit_can_be_set() -> None:
-    assert _only(RAW | {"vllm_service_memory_limit": 0.8}, BOX).where.endswith("text.memory_fraction")
+    refusal = _only(RAW | {"vllm_service_memory_limit": 0.8}, BOX)
+    assert refusal.where.endswith("text.memory_fraction")
+    assert refusal.why.startswith("It may be awake")
+    assert "move" not in refusal.remedy
 
 
 def test_a_fraction_has_to_be_said_on_a_gpu_and_not_on_a_cpu() -> None:
@@ -321,12 +325,14 @@ def test_the_model_folder_has_to_be_there(facts: dict[str, Any], what: str) -> N
     refusal = _only(RAW, changed)
     assert what in refusal.what
     assert refusal.where == "vllm_service_services.ocr.model"
+    assert "./box pull OWNER/NAME -i INVENTORY" in refusal.remedy
+    assert "vllmctl pull OWNER/NAME" in refusal.remedy
 
 
 def test_weights_that_nobody_checked_are_refused_with_the_command() -> None:
     found = refusals(RAW, _changed(BOX, evidence=BOX["evidence"] | {"weights": []}))
     assert len(found) == 3
-    assert all("ansible-playbook" in refusal.remedy for refusal in found)
+    assert all("./box site -i INVENTORY" in refusal.remedy for refusal in found)
 
 
 def _with_verdict(verdict: str) -> dict[str, Any]:

@@ -84,6 +84,29 @@ def test_everything_else_is_refused_with_a_reason(read: values.Reader[Any], valu
     assert refused.value.remedy.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("value", "example"),
+    [("0,5", "0.5"), ("88%", "0.88"), ("88 %", "0.88"), (88, "0.88"), ("12,5%", "0.125"), ("0.5.1", "0.5"),
+     (-1, "0.5"), ("100%", "1"), ("8 GiB", "0.5"), (float("inf"), "0.5"), (["0,7"], "0.5"), (None, "0.5")],
+)  # fmt: skip
+def test_the_example_for_a_share_can_be_read(value: Any, example: str) -> None:
+    with pytest.raises(WrongValueError) as refused:
+        _FRACTION(value)
+    assert refused.value.remedy.endswith(f", such as {example}.")
+    assert _FRACTION(example) > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "example"), [("2,5", "2.5"), ("16 GiB", "16"), ("16GB", "16"), ("8%", "4"), (9999, "4")]
+)
+def test_the_example_for_a_size_can_be_read(value: Any, example: str) -> None:
+    read = values.decimal_number("0", "4096", "a number of GiB", "4")
+    with pytest.raises(WrongValueError) as refused:
+        read(value)
+    assert refused.value.remedy.endswith(f", such as {example}.")
+    assert read(example) > 0
+
+
 def test_a_secret_in_an_environment_is_not_repeated() -> None:
     with pytest.raises(WrongValueError) as refused:
         values.environment_value("hf_secret\n")

@@ -13,7 +13,7 @@ from vllmctl.errors import CommandError
 DEFAULT_ROOT = "/opt/vllm-frontdoor"
 DEFAULT_STATE = "/var/lib/vllm-frontdoor"
 DEFAULT_INSTANCE = "default"
-NOT_INSTANCES = frozenset({"docker", "locks", "models"})
+NOT_INSTANCES = frozenset({"bundle", "docker", "locks", "models"})
 
 
 @dataclass(frozen=True)

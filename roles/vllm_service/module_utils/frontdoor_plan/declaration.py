@@ -18,6 +18,7 @@ from .instance import (
     LAST_SLOT,
     MODELS_ROOT,
     SERVICE_PATTERN,
+    SHARED_FOLDERS,
     Instance,
 )
 from .model import Desired, DeviceName, Refusal, RouterSettings, Service
@@ -26,6 +27,7 @@ from .values import WrongValueError, shown
 T = TypeVar("T")
 
 PREFIXES = (
+    "bundle_",
     "calibration_",
     "container_engine_",
     "engine_image_",
@@ -34,14 +36,19 @@ PREFIXES = (
     "vllm_service_",
     "router_",
     "frontdoor_",
-    "load_balancer_",
 )
-"""Variables that begin so belong to our roles: an unknown one is a mistake, not somebody else's."""
+"""Variables that begin so belong to our roles: an unknown one is a mistake, not somebody else's. `frontdoor_`
+is of no one role: several read what begins so, such as the instance."""
 
 _NAME_RULE = "1 to 31 lower-case letters, digits and hyphens, beginning with no hyphen"
-_INSTANCE_RULE = f"{_NAME_RULE}; not docker, locks or models"
+_INSTANCE_RULE = f"{_NAME_RULE}; not {', '.join(SHARED_FOLDERS[:-1])} or {SHARED_FOLDERS[-1]}"
 _WEIGHT_VERDICTS = ("verified", "values_only", "structure_only", "unverified")
 _MINUTES_OF_A_YEAR = 525_600
+_SERVICES_ELSEWHERE = (
+    "If you wrote it: services in group_vars/gpu_boxes/services.yml are those of machines in the group "
+    "gpu_boxes, and group_vars belong beside the inventory: one in another folder needs its own, "
+    "or a link to these."
+)
 
 
 def _allow_level_2(value: Any) -> str:
@@ -67,7 +74,7 @@ _SERVICE_READERS: Mapping[str, values.Reader[Any]] = {
     "devices": values.list_of(_device, single=True),
     "task": values.one_of("generate", "embed", "rerank"),
     "memory_fraction": values.decimal_number("0", "1", "a fraction of the GPU's memory"),
-    "kv_cache_memory_gib": values.decimal_number("0", "4096", "a number of GiB"),
+    "kv_cache_memory_gib": values.decimal_number("0", "4096", "a number of GiB", "4"),
     "max_model_len": values.whole_number(1, 100_000_000, "tokens"),
     "tensor_parallel": values.whole_number(1, 64, "devices"),
     "pipeline_parallel": values.whole_number(1, 64, "devices"),
@@ -192,12 +199,15 @@ def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
         device_names=_device_names(parsing, raw.get("vllm_service_devices")),
         environment=_environment(parsing, "vllm_service_environment", raw.get("vllm_service_environment")),
         memory_limit=parsing.optional(
-            raw, "vllm_service_memory_limit", values.decimal_number("0", "1", "a fraction"), Decimal("0.88")
+            raw,
+            "vllm_service_memory_limit",
+            values.decimal_number("0", "1", "a fraction", "0.88"),
+            Decimal("0.88"),
         ),
         host_memory_limit=parsing.optional(
             raw,
             "vllm_service_host_memory_limit",
-            values.decimal_number("0", "1", "a fraction"),
+            values.decimal_number("0", "1", "a fraction", "0.9"),
             Decimal("0.9"),
         ),
         allow_p2p=parsing.optional(raw, "gpu_diag_allow_p2p", values.boolean, False),
@@ -335,11 +345,12 @@ def _router_secrets(parsing: _Parsing, raw: Mapping[str, Any]) -> router_setting
 def _services(parsing: _Parsing, raw: Any, models_root: str) -> tuple[Service, ...]:
     where = "vllm_service_services"
     if not isinstance(raw, Mapping) or not raw:
+        remedy = f"Write {where}: {{text: {{slot: 1, model: NAME, devices: [gpu0], memory_fraction: 0.5}}}}."
         parsing.refuse(
             where,
             f"{where} is {values.kind_of(raw) if raw else 'empty'}; needed is a mapping of services.",
             "A front door without a service answers nothing.",
-            f"Write {where}: {{text: {{slot: 1, model: NAME, devices: [gpu0], memory_fraction: 0.5}}}}.",
+            remedy if raw else f"{remedy} {_SERVICES_ELSEWHERE}",
         )
         return ()
     found = (_service(parsing, name, wish, models_root) for name, wish in raw.items())

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 DEFAULT_INSTANCE = "default"
 SERVICE_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
-# In /var/lib/vllm-frontdoor, these folders lie beside those of the instances.
-INSTANCE_PATTERN = re.compile(rf"(?!(?:docker|locks|models)\Z){SERVICE_PATTERN.pattern}")
+SHARED_FOLDERS = ("bundle", "docker", "locks", "models")
+"""Folders beside those of the instances, in /var/lib/vllm-frontdoor: no instance can have their names."""
+INSTANCE_PATTERN = re.compile(rf"(?!(?:{'|'.join(SHARED_FOLDERS)})\Z){SERVICE_PATTERN.pattern}")
 
 LABEL_INSTANCE = "vllm-frontdoor.instance"
 LABEL_SERVICE = "vllm-frontdoor.service"

@@ -17,6 +17,7 @@ Reader = Callable[[Any], T]
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,15}")
 _DECIMAL_NUMBER = re.compile(r"[+-]?[0-9]{1,15}(\.[0-9]{1,15})?")
+_NUMBER_OF_A_KIND = re.compile(r"([0-9]{1,15}(?:[.,][0-9]{1,15})?)\s*(%|[GgTt]i?[Bb]?)?")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SHOWN_CHARACTERS = 60
@@ -75,21 +76,41 @@ def whole_number(minimum: int, maximum: int, unit: str = "") -> Reader[int]:
     return read
 
 
-def decimal_number(above: str, maximum: str, unit: str) -> Reader[Decimal]:
-    """A decimal number above `above` and up to `maximum`, exact as it was written."""
+def decimal_number(above: str, maximum: str, unit: str, example: str = "0.5") -> Reader[Decimal]:
+    """A decimal number above `above` and up to `maximum`, exact as it was written.
+
+    `example` is shown where nothing nearer to what was written would do.
+    """
     span = f"{unit} above {above} and up to {maximum}"
+
+    def fits(number: Decimal) -> bool:
+        return Decimal(above) < number <= Decimal(maximum)
 
     def read(value: Any) -> Decimal:
         number = decimal_or_none(value)
-        if number is None:
-            raise WrongValueError(
-                f"It is {kind_of(value)}; needed is {span}.", f"Write {span}, such as {maximum}."
-            )
-        if not Decimal(above) < number <= Decimal(maximum):
-            raise WrongValueError(f"It is not above {above} and at most {maximum}.", f"Write {span}.")
-        return number
+        if number is not None and fits(number):
+            return number
+        meant = _meant(value, in_hundredths=Decimal(maximum) == 1)
+        shown_number = format(meant, "f") if meant is not None and fits(meant) else example
+        why = (
+            f"It is {kind_of(value)}; needed is {span}."
+            if number is None
+            else f"It is not above {above} and at most {maximum}."
+        )
+        raise WrongValueError(why, f"Write {span}, such as {shown_number}.")
 
     return read
+
+
+def _meant(value: Any, in_hundredths: bool) -> Decimal | None:
+    """The number that a person may have meant: 0.5 by 0,5 and, where a share is wanted, 0.88 by 88% or 88."""
+    text = shown(value) if decimal_or_none(value) is not None else value
+    match = _NUMBER_OF_A_KIND.fullmatch(text.strip(" '\"")) if isinstance(text, str) else None
+    if match is None or (match[2] and in_hundredths != (match[2] == "%")):
+        return None
+    number = Decimal(match[1].replace(",", "."))
+    hundredths = in_hundredths and (match[2] == "%" or number > 1)
+    return (number / 100).normalize() if hundredths else number
 
 
 def decimal_or_none(value: Any) -> Decimal | None:

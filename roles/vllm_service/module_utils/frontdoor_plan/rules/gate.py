@@ -16,8 +16,8 @@ from ..evidence import Evidence, Probe
 from ..model import Desired, Device, Discovered, Refusal, Service
 from ..sizes import parts_of
 
-_SITE = "ansible-playbook -i INVENTORY site.yml"
-_DIAGNOSE = "ansible-playbook -i INVENTORY playbooks/diagnose.yml"
+_SITE = "./box site -i INVENTORY"
+_DIAGNOSE = "./box diagnose -i INVENTORY"
 _NAMES = {"integrity": "integrity test", "control": "control arm", "p2p": "p2p_check"}
 
 

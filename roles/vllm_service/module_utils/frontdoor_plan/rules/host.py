@@ -28,8 +28,8 @@ def check_installed(desired: Desired, discovered: Discovered) -> list[Refusal]:
                 where="container_engine_install",
                 what="The Docker daemon of the box doesn't answer.",
                 why=discovered.docker.error or "Engines and router are containers.",
-                remedy="Start Docker, or let site.yml make sure of it (container_engine_install: true where "
-                "it may install it).",
+                remedy="Start Docker, or let ./box site -i INVENTORY make sure of it "
+                "(container_engine_install: true where it may install it).",
             )
         ]
     return [
@@ -76,7 +76,8 @@ def _image(discovered: Discovered, reference: str, where: str, what: str) -> Ite
             where=where,
             what=f"The {what} {reference} is not on the box.",
             why="Containers are only started from images that are there: nothing is pulled half-way through.",
-            remedy="Run site.yml as a whole, which makes sure of the images first, or correct the reference.",
+            remedy="Run ./box site -i INVENTORY as a whole, which makes sure of the images first, or correct "
+            "the reference.",
         )
 
 

@@ -138,15 +138,18 @@ def _over_limit(
         for service, fraction, claimed in claims
     )
     memory = gib(device.memory_bytes or 0)
+    several = len(claims) > 1
+    awake = "They may be awake together" if several else "It may be awake with all of it"
+    move = ", or move a service to another GPU" if several else ""
     excess = ((total - limit) * memory).quantize(Decimal("0.01"), rounding=ROUND_UP)
     return Refusal(
         where=" and ".join(_fraction_setting(service) for service, _, _ in claims),
         what=f"{device.name} is over its memory limit: {parts} = {share(total)}, the limit is "
         f"{plain(limit)}.",
-        why=f"They may be awake together, and {share(total)} of {memory:.2f} GiB is "
+        why=f"{awake}, and {share(total)} of {memory:.2f} GiB is "
         f"{total * memory:.2f} GiB; the rest is needed for peaks.",
-        remedy=f"Take at least {share(total - limit)} off ({excess} GiB), or move a service "
-        "to another GPU; vllm_service_memory_limit sets the limit.",
+        remedy=f"Take at least {share(total - limit)} off ({excess} GiB){move}; "
+        "vllm_service_memory_limit sets the limit.",
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from ..model import Desired, Discovered, Refusal, Service, WeightEvidence
 
-_COMMAND = "ansible-playbook -i INVENTORY site.yml"
+_COMMAND = "./box site -i INVENTORY"
+_PULL = "./box pull OWNER/NAME -i INVENTORY (on the box: vllmctl pull OWNER/NAME)"
 _VALUES_READ = frozenset({"verified", "values_only"})
 
 
@@ -80,7 +81,8 @@ def _folder(service: Service, discovered: Discovered) -> Refusal | None:
         what=what,
         why="The engine would start without a model and fail. An empty folder often is a network mount "
         "that is not mounted.",
-        remedy="Put the model there, mount what holds it, or correct the name.",
+        remedy=f"Put the model there, mount what holds it, fetch it from a hub with {_PULL}, or correct the "
+        "name.",
     )
 
 
