@@ -434,6 +434,12 @@ def test_playbooks_without_services_check_the_box_all_the_same(workshop: Worksho
     assert "model_files_hub_stall_seconds can't be used: 'long'" in _failed(
         _check_box(workshop, "-e", "model_files_hub_stall_seconds=long")
     )
+    teardown = _extra(__vllm_service_reads=["frontdoor_", "vllm_service_purge"])
+    wrong_elsewhere = _extra(vllm_service_services=["text"], calibration_rounds="abc")
+    stopping = _check_box(workshop, *teardown, *wrong_elsewhere)
+    assert stopping.code == 0, "what is declared wrong keeps nobody from stopping a box"
+    purging = _check_box(workshop, *teardown, *_extra(vllm_service_purge="maybe"))
+    assert "vllm_service_purge can't be used: 'maybe'" in _failed(purging)
     old = _check_box(workshop, "-e", f"ansible_python_interpreter={old_python}")
     assert "is Python 3.9.2" in " ".join(_failed(old).split())
 

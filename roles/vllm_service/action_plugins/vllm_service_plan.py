@@ -110,7 +110,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _stage(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         _, given = self.validate_argument_spec(
-            argument_spec={"stage": {"type": "str", "required": True, "choices": list(_STAGES)}}
+            argument_spec={
+                "stage": {"type": "str", "required": True, "choices": list(_STAGES)},
+                "reads": {"type": "list", "elements": "str"},
+            }
         )
         stages: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "box": self._check_box,
@@ -130,7 +133,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """For playbooks that go without services: the folders to work in, the roles' values, and Python."""
         wish = self._wish(task_vars)
         named = [each for each in wish.declaration.refusals if each.where == _INSTANCE_VARIABLE]
-        _refuse([*named, *wish.misformed])
+        # Who wants to stop a box must not have to mend what is declared for it first.
+        reads = tuple(self._task.args.get("reads") or [""])
+        _refuse([*named, *(each for each in wish.misformed if each.where.startswith(reads))])
         self._run_module("ansible.builtin.ping", {}, task_vars)
         self._login()
         return {"changed": False, "msg": f"The box of the instance {wish.desired.instance.name} can be used."}
