@@ -42,8 +42,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def router(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
-    environment = {"ROUTER_CORS_ORIGINS": ORIGIN, "ROUTER_WEBSOCKET_IDLE": "1"}
-    router = Router(tmp_path_factory.mktemp("router"), environment)
+    router = Router(tmp_path_factory.mktemp("router"), {"ROUTER_CORS_ORIGINS": ORIGIN})
     router.register(engine.registry_entry())
     router.start()
     router.order("services/text/wake")
@@ -177,7 +176,10 @@ def test_realtime_without_a_model(router: Router) -> None:
 
 
 @pytest.mark.stand_in_only("realtime websockets")
-def test_realtime_is_a_lease_and_idle_sockets_are_closed(router: Router) -> None:
+def test_realtime_is_a_lease_and_idle_sockets_are_closed(engine: Engine, routers: Routers) -> None:
+    router = routers(ROUTER_WEBSOCKET_IDLE="2")
+    router.register(engine.registry_entry())
+    router.start()
     with ThreadPoolExecutor(1) as pool:
         talking = pool.submit(talk, router, "?model=text", {"type": "a"})
         wait_until(lambda: router.status("text")["in_flight"] == 1)
