@@ -258,7 +258,9 @@ def playbook(tmp_path: Path, box: Box, engine: Engine) -> Playbook:
         "gpu_diag_install_dir": str(tmp_path / "diag"),
         "gpu_diag_metrics_file": str(tmp_path / "gpu_diag.prom"),
         "gpu_diag_router_root": str(box.root),
-        "model_files_packages": [{"name": "fetched-later"}],
+        "model_files_packages": [
+            {"name": "fetched-later", "requirement": "one==1", "source": "m", "files": ["config.json"]}
+        ],
         "vllm_service_services": {"text": service},
     }
     inventory = {"frontdoor": {"hosts": {"localhost": machine}}}

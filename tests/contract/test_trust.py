@@ -296,6 +296,20 @@ def test_a_cordoned_device_wakes_nothing(engines: Engines, routers: Routers) -> 
     assert router.chat("text").status_code == 200
 
 
+def test_proving_what_is_awake_on_a_cordoned_device_leaves_it_awake(
+    engines: Engines, routers: Routers
+) -> None:
+    """Earning level 2 would offload it, and then it couldn't be woken."""
+    _engine, router = fresh(engines, routers, {"allow_level_2": "auto"})
+    router.order("devices/cpu:left/cordon")
+    proven = router.order("services/text/prove", 60)
+    assert (proven.status_code, proven.json()["depth"]) == (200, "awake")
+    assert "its device is cordoned, so it is not tried now" in proven.json()["level_2"]
+    assert router.chat("text").status_code == 200
+    router.order("devices/cpu:left/uncordon")
+    assert "cordoned" not in router.order("services/text/prove", 60).json()["level_2"]
+
+
 def test_events_are_streamed(engines: Engines, routers: Routers) -> None:
     _engine, router = fresh(engines, routers)
     with httpx.stream("GET", f"{router.admin}/admin/events", timeout=10) as stream:

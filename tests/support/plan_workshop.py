@@ -72,8 +72,8 @@ _WRITES_DOWN = """
 import json, os
 from ansible.module_utils.basic import AnsibleModule
 names = ("root", "state", "instance", "docker_host", "project", "compose_file", "compose", "files",
-    "directories", "secrets", "reload", "replacement", "transports", "previous", "healthy_timeout_seconds",
-    "log_lines")
+    "directories", "tidied", "secrets", "reload", "replacement", "transports", "previous",
+    "healthy_timeout_seconds", "log_lines")
 module = AnsibleModule(argument_spec={name: {"type": "raw", "required": True} for name in names},
     supports_check_mode=True)
 with open(os.environ["ASKED_FOR"], "a") as record:

@@ -22,7 +22,8 @@ ENDPOINT = f"http://127.0.0.1:{PORT}"
 ADMIN = f"http://127.0.0.1:{PORT + 10}"
 COMMAND_TIMEOUT_SECONDS = 1800
 CHANGE = re.compile(
-    r"^\s+(?:msg: )?'?((?:container|directory|file|network|registry|secret) \S+: .*?)'?$", re.MULTILINE
+    r"^\s+(?:msg: )?'?((?:container|directory|file|leftover|network|registry|secret) \S+: .*?)'?$",
+    re.MULTILINE,
 )
 TASK = re.compile(r"^TASK \[(.+?)\] \*+$")
 

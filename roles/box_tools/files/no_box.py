@@ -10,6 +10,7 @@ with 1 if there is no box; what ansible-inventory can't read is left to ansible-
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,7 +26,16 @@ def listed(root: Path, inventories: list[str]) -> Inventory | None:
     """What `ansible-inventory --list` tells of the inventories; None where it can't read them."""
     sources = [word for inventory in inventories for word in ("-i", inventory)]
     command = [str(root / ".venv/bin/ansible-inventory"), *sources, "--list"]
-    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        # Without a terminal nobody is asked for the password of a vault, which ansible-playbook does anyway.
+        start_new_session=True,
+        env={**os.environ, "ANSIBLE_ASK_VAULT_PASS": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if run.returncode:
         return None
     try:

@@ -5,7 +5,7 @@
 ansible-core 2.19 says of a file of variables only that its YAML is wrong, neither the file nor the line. A
 name that stands twice is a slip too: YAML keeps the last, and one of two services would be gone. So is an
 inventory whose groups aren't written as Ansible wants them. `ROOT` is the folder of the playbooks; each line
-of standard input is an inventory. Ends with 1 if there is a slip.
+of standard input is an inventory; without one, what its folder has counts. Ends with 1 if there is a slip.
 """
 
 from __future__ import annotations
@@ -27,21 +27,31 @@ PARTS = ("hosts", "children", "vars")
 
 def variables_of(root: Path, inventories: list[Path]) -> set[Path]:
     """The files of variables, each once however many links lead to it."""
-    folders = [root, *(path if path.is_dir() else path.parent for path in inventories)]
+    folders = [path if path.is_dir() else path.parent for path in inventories] or [root]
     return {path.resolve() for folder in folders for path in _variables(folder)}
 
 
 def hosts_of(inventories: list[Path]) -> set[Path]:
     """The inventories that are YAML. Without one of these endings it may be INI or a program."""
     files = [path for each in inventories for path in (each.iterdir() if each.is_dir() else [each])]
-    return {path.resolve() for path in files if path.suffix in SUFFIXES and path.is_file()}
+    return {path.resolve() for path in files if path.suffix in SUFFIXES and _is_read(path)}
 
 
 def _variables(folder: Path) -> Iterator[Path]:
     for name in VARIABLES:
-        for path in (folder / name).resolve().rglob("*"):
-            if path.suffix in (*SUFFIXES, "") and not path.name.startswith(".") and path.is_file():
+        top = (folder / name).resolve()
+        for path in top.rglob("*"):
+            hidden = any(part.startswith(".") for part in path.relative_to(top).parts)
+            # Without an ending, at the top only: a group's file. Below, it may be a note.
+            usual = path.suffix in SUFFIXES or (
+                not path.suffix and path.parent == top and path.name != "README"
+            )
+            if usual and not hidden and _is_read(path):
                 yield path
+
+
+def _is_read(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".") and not path.name.endswith("~")
 
 
 def slips(path: Path, is_inventory: bool) -> list[str]:
@@ -89,14 +99,16 @@ def _twice(tree: yaml.Node) -> Iterator[str]:
 
 
 def _twice_in(mapping: yaml.MappingNode) -> Iterator[str]:
-    first: dict[str, int] = {}
+    first: dict[tuple[str, str], int] = {}
     for key, _ in mapping.value:
         if not isinstance(key, yaml.ScalarNode) or key.value == MERGE:
             continue
-        if key.value in first:
-            before = f"stands in line {first[key.value]} already"
+        # 1 and "1" are two names.
+        name = (key.tag, key.value)
+        if name in first:
+            before = f"stands in line {first[name]} already"
             yield f"{_place(key.start_mark)}'{key.value}' {before}; only one of them would count"
-        first.setdefault(key.value, key.start_mark.line + 1)
+        first.setdefault(name, key.start_mark.line + 1)
 
 
 def _inventory(tree: yaml.Node) -> Iterator[str]:
@@ -110,7 +122,9 @@ def _group(group: yaml.Node) -> Iterator[str]:
     if not isinstance(group, yaml.MappingNode):
         return
     for key, value in group.value:
-        if key.value not in PARTS:
+        if key.value == MERGE:
+            continue
+        if key.value not in PARTS and isinstance(value, (yaml.MappingNode, yaml.SequenceNode)):
             yield f"{_place(key.start_mark)}a group has no '{key.value}', only {', '.join(PARTS)}"
         elif isinstance(value, yaml.SequenceNode):
             yield (

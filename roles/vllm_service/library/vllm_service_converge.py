@@ -146,11 +146,6 @@ options:
         description: Absolute path.
         type: path
         required: true
-      holds:
-        description: Names of what may lie in it. All else is removed, once the containers are as they have to
-          be. Without it, everything stays.
-        type: list
-        elements: str
       mode:
         description: Permissions, in octal digits.
         type: str
@@ -163,6 +158,22 @@ options:
         description: Group, a name or a number.
         type: str
         default: root
+  tidied:
+    description: Folders of which everything is removed that they may not hold, once the containers are as
+      they have to be. One that isn't there is tidy.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Absolute path.
+        type: path
+        required: true
+      holds:
+        description: Names of what may lie in it.
+        type: list
+        elements: str
+        required: true
   secrets:
     description: Files of random hexadecimal digits, created once; later only their permissions are repaired.
     type: list
@@ -421,12 +432,12 @@ class Run:
             networks=pure.desired_networks(self.compose, self.project),
             reload=reload and pure.DesiredReload(reload["when_changed"], reload["service"]),
             proves=self.front is not None,
+            tidied={entry["path"]: frozenset(entry["holds"]) for entry in self.parameters["tidied"]},
         )
 
     def _desired_paths(self) -> Iterator[pure.DesiredPath]:
         for entry in self.parameters["directories"]:
-            wanted = self._desired_path("directory", entry, Path(entry["path"]))
-            yield replace(wanted, holds=None if entry["holds"] is None else frozenset(entry["holds"]))
+            yield self._desired_path("directory", entry, Path(entry["path"]))
         for entry in self.parameters["files"]:
             path = self.root / entry["path"]
             wanted = self._desired_path("file", entry, path)
@@ -465,10 +476,8 @@ class Run:
         paths = {Path(wanted.path): wanted.kind == "directory" for wanted in self.desired.paths}
         paths |= {self.root / name: False for name in record.files if self.root / name not in paths}
         seen = {str(path): path_status(path, follow=follow) for path, follow in paths.items()}
-        watched = [Path(wanted.path) for wanted in self.desired.paths if wanted.holds is not None]
-        entries = {
-            str(path): tuple(sorted(one.name for one in path.iterdir())) for path in watched if path.is_dir()
-        }
+        tidied = [Path(path) for path in self.desired.tidied if Path(path).is_dir()]
+        entries = {str(path): tuple(sorted(one.name for one in path.iterdir())) for path in tidied}
         if not with_docker:
             return pure.Observed(paths=seen, record=record, entries=entries)
         return pure.Observed(
@@ -837,10 +846,10 @@ def argument_spec() -> dict[str, Any]:
         "once": {"type": "bool", "default": False},
         **ownership("0644"),
     }
-    directory_options = {
+    directory_options = {"path": {"type": "path", "required": True}, **ownership("0755")}
+    tidied_options = {
         "path": {"type": "path", "required": True},
-        "holds": {"type": "list", "elements": "str"},
-        **ownership("0755"),
+        "holds": {"type": "list", "elements": "str", "required": True},
     }
     secret_options = {"path": text, "bytes": {"type": "int", "default": 32}, **ownership("0640")}
     reload_options = {
@@ -882,6 +891,7 @@ def argument_spec() -> dict[str, Any]:
         "compose": {"type": "dict", "required": True},
         "files": entries(file_options, **one_content),
         "directories": entries(directory_options),
+        "tidied": entries(tidied_options),
         "secrets": entries(secret_options, no_log=False),
         "reload": {"type": "dict", "options": reload_options},
         "replacement": {"type": "dict", "options": replacement_options},

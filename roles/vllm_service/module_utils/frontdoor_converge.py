@@ -45,8 +45,7 @@ class DesiredPath:
     """A file, secret or directory as it has to be. `name` is what people read, `path` is absolute.
 
     `digest` is the sha256 of a file's content; secrets and directories have none. A file that is written
-    `once` belongs to another project, which keeps it right: here it only has to be there. A directory that
-    `holds` certain names has nothing else in it in the end; None: whatever lies there stays.
+    `once` belongs to another project, which keeps it right: here it only has to be there.
     """
 
     kind: Literal["file", "directory", "secret"]
@@ -57,7 +56,6 @@ class DesiredPath:
     gid: int
     digest: str | None = None
     once: bool = False
-    holds: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,8 @@ class Desired:
     networks: tuple[DesiredNetwork, ...] = ()
     reload: DesiredReload | None = None
     proves: bool = False
+    tidied: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Directories in which nothing but these names is left in the end. Others see to their being there."""
 
 
 # ------------------------------------------------------------------------------------------------ the As-Is
@@ -198,7 +198,7 @@ class Observed:
     record: Record = Record()
     engine: str = ""
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What lies in the directories that may hold certain names only, by their path."""
+    """What lies in the tidied directories that are there."""
 
 
 # ------------------------------------------------------------------------------------------------ changes
@@ -739,15 +739,12 @@ def _obsolete_files(desired: Desired, observed: Observed) -> list[Change]:
 
 
 def _strays(desired: Desired, observed: Observed) -> list[Change]:
-    """What no longer belongs into a directory. It goes last: a container that goes may still use it."""
+    """What no longer belongs into a directory. It goes late: a container that goes may still use it."""
     return [
-        RemoveEntry(
-            f"leftover {directory.path}/{name}: no longer planned, removed", f"{directory.path}/{name}"
-        )
-        for directory in desired.paths
-        if directory.holds is not None
-        for name in observed.entries.get(directory.path, ())
-        if name not in directory.holds
+        RemoveEntry(f"leftover {directory}/{name}: no longer planned, removed", f"{directory}/{name}")
+        for directory, wanted in desired.tidied.items()
+        for name in observed.entries.get(directory, ())
+        if name not in wanted
     ]
 
 

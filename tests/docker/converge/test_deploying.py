@@ -80,16 +80,16 @@ def test_a_changed_image_renews_only_its_service(fresh_box: Box) -> None:
 
 def test_a_service_that_is_no_longer_planned_goes_without_a_trace(fresh_box: Box) -> None:
     tokens = fresh_box.root / "secrets/launchers"
-    folders = [*fresh_box.arguments()["directories"], {"path": str(tokens), "holds": [*fresh_box.services]}]
-    fresh_box.options["directories"] = folders
+    tidied = {"path": str(tokens), "holds": [*fresh_box.services]}
+    fresh_box.options["tidied"] = [tidied]
     fresh_box.run()
     for name in ("text", "embed"):
-        (tokens / name).mkdir()
+        (tokens / name).mkdir(parents=True)
         (tokens / name / "token").write_text("a token")
     docker("run", "-d", "--init", "--name", "converge-bystander", IMAGE, "sleep", "1000")
     try:
         del fresh_box.services["embed"]
-        folders[-1]["holds"] = [*fresh_box.services]
+        tidied["holds"] = [*fresh_box.services]
         fresh_box.repair(
             "file engines/compose.yml: content differs, rewritten",
             f"container {fresh_box.name('embed')}: no longer planned, removed",

@@ -174,17 +174,14 @@ def test_files(status: pure.PathStatus, sentence: str) -> None:
 
 def test_what_a_directory_may_not_hold_goes_last() -> None:
     """The launcher of a service that is removed may need its token until its container is gone."""
-    tokens = pure.DesiredPath("directory", "/r/tokens", "/r/tokens", 0o755, 0, 0, holds=frozenset({"text"}))
-    desired = replace(DESIRED, paths=(*DESIRED.paths, tokens))
-    box = right_box()
-    paths = {**box.paths, tokens.path: path_as_wanted(tokens)}
-    box = replace(box, paths=paths, entries={tokens.path: ("gone", "text")})
+    desired = replace(DESIRED, tidied={"/r/tokens": frozenset({"text"})})
+    box = replace(right_box(), entries={"/r/tokens": ("gone", "text")})
     assert sentences(box, desired) == ["leftover /r/tokens/gone: no longer planned, removed"]
     gone = replace(box.containers[0], id="c2", name="box-gone")
     gone = replace(gone, labels={**gone.labels, pure.LABEL_COMPOSE_SERVICE: "gone"})
     changes = pure.plan_changes(desired, replace(box, containers=(*box.containers, gone)))
     assert [type(change) for change in changes] == [pure.RemoveContainer, pure.RemoveEntry]
-    assert sentences(replace(box, entries={tokens.path: ("text",)}), desired) == []
+    assert sentences(replace(box, entries={"/r/tokens": ("text",)}), desired) == []
 
 
 def test_no_reload_when_the_router_starts_anyway() -> None:

@@ -39,12 +39,12 @@ def desireds(draw: st.DrawFn) -> pure.Desired:
     )
     paths = (
         pure.DesiredPath("directory", "/state", "/state", 0o755, 0, 0),
-        pure.DesiredPath("directory", "/tokens", "/tokens", 0o755, 0, 0, holds=frozenset(names)),
         pure.DesiredPath("file", "registry/r.json", "/opt/box/registry/r.json", 0o644, 0, 0, "content"),
         pure.DesiredPath("secret", "token", "/opt/box/token", 0o640, 0, 5),
     )
     reload = draw(st.sampled_from([None, pure.DesiredReload("registry/", "text")]))
-    return pure.Desired("box-engines", "box", "/opt/box", paths, services, networks, reload)
+    tidied = {"/tokens": frozenset(names)}
+    return pure.Desired("box-engines", "box", "/opt/box", paths, services, networks, reload, tidied=tidied)
 
 
 PATHS = st.builds(

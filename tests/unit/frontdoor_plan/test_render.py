@@ -302,6 +302,8 @@ def test_the_two_projects_are_asked_for_apart() -> None:
     )
     paths = [file["path"] for file in [*engines["files"], *router["files"]] if not file.get("once")]
     assert sorted(paths) == sorted(rendering.files)
+    folders = [{entry["path"] for entry in project["directories"]} for project in (engines, router)]
+    assert folders[0].isdisjoint(folders[1]), "made by one, or a prediction names it twice"
     # The router starts with the registry, and from then on it follows the containers.
     assert [file["path"] for file in router["files"] if file.get("once")] == ["registry/registry.json"]
     assert engines["compose_file"] == "engines/compose.yml"

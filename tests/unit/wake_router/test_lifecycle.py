@@ -317,7 +317,7 @@ def test_what_is_cordoned_and_asleep_is_not_said_to_be_offloaded_soon() -> None:
     member = fleet_of(text=ServiceState(depth=Depth.SLEEPING, incarnation="one")).members["text"]
     cordoned = Fleet(members={"text": replace(member, policy=replace(POLICY, cordoned=True))})
     told = " ".join(explain(cordoned, "text", 20.0, "allowed", Asking()))
-    assert "A device of it is cordoned: it isn't woken" in told
+    assert "A device of it is cordoned: from sleep it isn't woken" in told
     assert "it is offloaded in" not in told
     free = " ".join(explain(Fleet(members={"text": member}), "text", 20.0, "allowed", Asking()))
     assert "it is offloaded in 80 s" in free
@@ -344,6 +344,16 @@ def test_only_a_wake_is_kept_from_by_a_cordon() -> None:
             state = after(cordoned, ("text", Ordered(wanted)), now=1.0).members["text"].state
             stuck = state.ordered is wanted and state.running is None
             assert lifecycle.needs_wake(depth, wanted) == stuck, (depth, wanted)
+
+
+@pytest.mark.parametrize(
+    ("depth", "held"),
+    [(Depth.RESTARTING, 1), (Depth.WAKING, 1), (Depth.STOPPED, 1), (Depth.SLEEPING, 0), (Depth.OFFLOADED, 0)],
+)
+def test_on_a_cordoned_device_a_request_waits_for_what_comes_up_by_itself(depth: Depth, held: int) -> None:
+    member = fleet_of(text=ServiceState(depth=depth)).members["text"]
+    cordoned = Fleet(members={"text": replace(member, policy=replace(POLICY, cordoned=True))})
+    assert after(cordoned, ("text", RequestArrived()), now=1.0).members["text"].state.held == held
 
 
 # ---- wishes that outlive their requests

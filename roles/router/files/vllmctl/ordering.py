@@ -153,6 +153,9 @@ def _simple(session: Session, wanted: str, order: str, as_json: bool, sentence: 
         say(f"{name} was not pinned ({answer['depth'].replace('_', ' ')}).")
     else:
         say(sentence.format(service=name, depth=answer["depth"].replace("_", " ")))
+        cordoned = sorted(set(session.status().get("cordoned", [])).intersection(before["devices"]))
+        if order == "pin" and answer["depth"] != "awake" and cordoned:
+            say(f"It isn't woken before its device is allowed again: vllmctl uncordon {cordoned[0]}")
 
 
 def drain(

@@ -80,7 +80,7 @@ def _times(count: int) -> str:
 
 def _future(state: ServiceState, policy: Policy, now: float) -> Iterator[str]:
     if policy.cordoned:
-        yield "A device of it is cordoned: it isn't woken (vllmctl status names it)."
+        yield "A device of it is cordoned: from sleep it isn't woken (vllmctl status names it)."
     if policy.pinned or state.pinned:
         yield "It is pinned: no timer puts it to sleep."
         return

@@ -20,7 +20,7 @@ from wake_router.askers import Asker
 from wake_router.clock import Clock
 from wake_router.executor import Executor, Held, Lease, RefusedError
 from wake_router.form_model import find_model_in_form
-from wake_router.lifecycle import PARKED, REPAIR, Refusal
+from wake_router.lifecycle import PARKED, REPAIR, Depth, Refusal, needs_wake
 from wake_router.model_name import NamedBody, UnusableBodyError, find_model
 from wake_router.openai_errors import (
     CORDON_SECONDS,
@@ -202,7 +202,9 @@ class Forwarder:
             return model_not_found(service.model)
         depth = waits.depth_to_wake_from(refused.state)
         estimate = self._executor.estimated_wake_seconds(service.name)
-        cordoned = bool(self._executor.cordoned_devices(service.name)) and not refused.state.serving
+        cordoned = bool(self._executor.cordoned_devices(service.name)) and needs_wake(
+            refused.state.depth, Depth.AWAKE
+        )
         if cordoned:
             estimate = max(estimate, CORDON_SECONDS)
         retry_after = waits.retry_after_seconds(estimate, self._executor.waits)

@@ -240,7 +240,7 @@ def _request_arrived(state: ServiceState, policy: Policy, event: Event, now: flo
     state = replace(state, last_activity=now)
     if repairing(state):
         return state, (Refuse(Refusal.QUARANTINED, state.reason),)
-    if policy.cordoned and state.depth is not Depth.AWAKE and not state.conditions & PARKED:
+    if policy.cordoned and needs_wake(state.depth, Depth.AWAKE) and not state.conditions & PARKED:
         return state, (Refuse(Refusal.CORDONED, "its device is cordoned"),)
     if state.held >= policy.held_max:
         return state, (Refuse(Refusal.QUEUE_FULL, f"its queue is full ({state.held} waiting)"),)

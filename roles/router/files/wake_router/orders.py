@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from wake_router import lifecycle, transitions
-from wake_router.clock import Clock
+from wake_router.clock import Clock, spoken
 from wake_router.engine import EngineError
 from wake_router.executor import Executor, Handle
 from wake_router.guardian import sighting
@@ -89,7 +89,7 @@ class Orders:
             busy = f" Requests in flight: {state.in_flight}." if state.in_flight else ""
             raise OrderTimeoutError(
                 f"Service '{name}' is {state.depth.words}, and not {depth.words} within "
-                f"{timeout_seconds:.3g} s.{busy}{self._cordon(name, depth)}"
+                f"{spoken(timeout_seconds)}.{busy}{self._cordon(name, depth)}"
             ) from None
         state = self._executor.state(name)
         if not lifecycle.at_least_as_deep(state.depth, depth) or state.conditions & lifecycle.REPAIR:
@@ -193,6 +193,8 @@ class Orders:
         word = await self._prove_answers(name, handle)
         trusted, reason = level_2_verdict(handle.service, handle.notebook.memory)
         earn = handle.service.allow_level_2 == "auto" and not trusted
+        if earn and self._executor.cordoned_devices(name):
+            earn, reason = False, f"{reason}; its device is cordoned, so it is not tried now"
         if earn and handle.notebook.memory.canary is not None and not handle.notebook.memory.level_2_broken:
             await self._order_until(name, Depth.OFFLOADED, end, operator)
             await self._order_until(name, Depth.AWAKE, end, operator)

@@ -80,10 +80,10 @@ def engines(
         "directories": [
             _folder(f"{root}/engines", mode="0750"),
             _folder(f"{root}/launcher"),
-            # Made with the router. What a removed service leaves there is in use until its container is gone.
-            {**_folder(f"{root}/{LAUNCHER_TOKENS}", mode="0750", group=str(plan.router.gid)), "holds": names},
             _folder(LOCKS),
         ],
+        # Made with the router. What a removed service leaves there is in use until its container is gone.
+        "tidied": [{"path": f"{root}/{LAUNCHER_TOKENS}", "holds": names}],
         "secrets": [],
         "reload": _reload(plan, "registry/"),
         "replacement": {
@@ -126,6 +126,7 @@ def router(
             *(_folder(f"{root}/{path}", mode="0750", group=gid) for path in (LAUNCHER_TOKENS, *launchers)),
             _folder(f"{state}/router", mode="0750", owner=uid, group=gid),
         ],
+        "tidied": [],
         "secrets": [
             {"path": path, "bytes": _TOKEN_BYTES, "mode": "0640", "owner": _ROOT_USER, "group": gid}
             for path in (ADMIN_TOKEN, *(f"{folder}/token" for folder in launchers))
