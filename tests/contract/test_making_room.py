@@ -259,7 +259,7 @@ def playbook(tmp_path: Path, box: Box, engine: Engine) -> Playbook:
         "gpu_diag_metrics_file": str(tmp_path / "gpu_diag.prom"),
         "gpu_diag_router_root": str(box.root),
         "model_files_packages": [
-            {"name": "fetched-later", "requirement": "one==1", "source": "m", "files": ["config.json"]}
+            {"name": "fetched-later", "requirement": "one==1", "source": "m", "files": {}}
         ],
         "vllm_service_services": {"text": service},
     }
