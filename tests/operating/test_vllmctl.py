@@ -111,21 +111,25 @@ def test_drain_holds_and_prove_ends_it(frontdoor: Frontdoor) -> None:
 
 
 def test_a_cordon_is_ordered_shown_and_ended(frontdoor: Frontdoor) -> None:
-    told = frontdoor.succeed("cordon", "cpu:left")
-    assert told.startswith(
-        "cpu:left is cordoned: nothing is woken on it. When it is well: vllmctl uncordon cpu:left"
-    )
+    """By what people call the device, and by its key."""
+    assert frontdoor.succeed("status").splitlines()[1].split().count("left") == 1
+    told = frontdoor.succeed("cordon", "left")
+    assert told.startswith("left is cordoned: nothing is woken on it. When it is well: vllmctl uncordon left.")
     assert told.rstrip().endswith("Awake on it, and serving: text.")
-    assert "cpu:left is cordoned: nothing on it is woken; vllmctl uncordon cpu:left" in frontdoor.succeed(
-        "status"
-    )
+    assert "left is cordoned: nothing on it is woken; vllmctl uncordon left" in frontdoor.succeed("status")
+    assert "left is cordoned: once it sleeps, it isn't woken again" in frontdoor.succeed("why", "text")
     frontdoor.succeed("sleep", "text")
-    assert "can't be woken. Cordoned: cpu:left (vllmctl uncordon cpu:left)." in frontdoor.fail("up", "text")
-    assert "When it is well: vllmctl uncordon cpu:left" in frontdoor.run("doctor").out
-    assert frontdoor.succeed("uncordon", "cpu:left") == "cpu:left is no longer cordoned.\n"
-    assert frontdoor.succeed("uncordon", "cpu:left") == "cpu:left was not cordoned.\n"
+    assert "can't be woken. Cordoned: left (vllmctl uncordon left)." in frontdoor.fail("up", "text")
+    assert "Its device left is cordoned: it isn't woken (vllmctl unc" in frontdoor.succeed("why", "text")
+    pinned = frontdoor.succeed("pin", "text")
+    assert "It isn't woken before its device is allowed again: vllmctl uncordon left" in pinned
+    frontdoor.succeed("unpin", "text")
+    assert "is cordoned" in frontdoor.run("doctor").out
+    assert frontdoor.succeed("uncordon", "CPU:left") == "CPU:left is no longer cordoned.\n"
+    assert frontdoor.succeed("uncordon", "left") == "left was not cordoned.\n"
     assert frontdoor.succeed("up", "text") == "text is awake.\n"
-    assert "No service runs on a device 'nosuch'" in frontdoor.fail("cordon", "nosuch")
+    unknown = frontdoor.fail("cordon", "nosuch")
+    assert f"There is no device 'nosuch'; there are: gpu1 ({GPU}), left (cpu:left)." in unknown
 
 
 def test_restart_gives_the_engine_a_new_process(frontdoor: Frontdoor) -> None:
