@@ -114,7 +114,9 @@ def test_a_cordon_is_ordered_shown_and_ended(frontdoor: Frontdoor) -> None:
     """By what people call the device, and by its key."""
     assert frontdoor.succeed("status").splitlines()[1].split().count("left") == 1
     told = frontdoor.succeed("cordon", "left")
-    assert told.startswith("left is cordoned: nothing is woken on it. When it is well: vllmctl uncordon left.")
+    assert told.startswith(
+        "left is cordoned: nothing is woken on it. When it is well: vllmctl uncordon left."
+    )
     assert told.rstrip().endswith("Awake on it, and serving: text.")
     assert "left is cordoned: nothing on it is woken; vllmctl uncordon left" in frontdoor.succeed("status")
     assert "left is cordoned: once it sleeps, it isn't woken again" in frontdoor.succeed("why", "text")
@@ -136,6 +138,17 @@ def test_restart_gives_the_engine_a_new_process(frontdoor: Frontdoor) -> None:
     before = frontdoor.router.status("text")["incarnation"]
     assert frontdoor.succeed("restart", "text") == "text is awake.\n"
     assert frontdoor.router.status("text")["incarnation"] != before
+
+
+def test_a_restart_of_what_was_drained_says_that_requests_still_wait(frontdoor: Frontdoor) -> None:
+    frontdoor.succeed("drain", "text", "--deadline", "5")
+    told = frontdoor.succeed("restart", "text")
+    assert told.startswith(
+        "text is awake.\nIt is in maintenance as before: its requests wait until vllmctl prove"
+    )
+    assert frontdoor.succeed("sleep", "text").startswith("text is sleeping.\nIt is in maintenance as before")
+    frontdoor.succeed("prove", "text")
+    assert frontdoor.succeed("up", "text") == "text is awake.\n"
 
 
 def test_why_tells_reasons_and_what_happened(frontdoor: Frontdoor) -> None:

@@ -325,7 +325,7 @@ def test_what_is_cordoned_and_asleep_is_not_said_to_be_offloaded_soon() -> None:
 
 @pytest.mark.parametrize(
     ("pinned", "waited", "reason"),
-    [(True, 0.0, "it is pinned"), (False, 200.0, "on its way to level 2")],
+    [(True, 0.0, "it was pinned"), (False, 200.0, "on its way to level 2")],
     ids=["pinned", "idle for long"],
 )
 def test_a_wake_without_a_request_has_one_reason(pinned: bool, waited: float, reason: str) -> None:

@@ -126,7 +126,7 @@ def _depth(session: Session, wanted: str, order: str, timeout: float, as_json: b
         print_json({"services": answers} if everything else answers[0])
     else:
         for answer in answers:
-            say(f"{answer['service']} is {answer['depth'].replace('_', ' ')}.")
+            _say_depth(session, answer)
     if failures:
         raise CommandError(" ".join(failures))
 
@@ -155,6 +155,15 @@ def _simple(session: Session, wanted: str, order: str, as_json: bool, sentence: 
         say(sentence.format(service=name, depth=answer["depth"].replace("_", " ")))
         if order == "pin" and answer["depth"] != "awake":
             _say_cordoned(session, name)
+
+
+def _say_depth(session: Session, answer: Json) -> None:
+    """Where a service is now; and that its requests wait all the same, where it was drained before."""
+    name = answer["service"]
+    say(f"{name} is {answer['depth'].replace('_', ' ')}.")
+    conditions = names.resolve(session.status()["services"], name)["conditions"]
+    if {"draining", "maintenance"} & set(conditions):
+        say(f"It is in maintenance as before: its requests wait until vllmctl prove {name} ends that.")
 
 
 def _say_cordoned(session: Session, name: str) -> None:
@@ -220,7 +229,7 @@ def restart(
     if as_json:
         print_json(answer)
     else:
-        say(f"{name} is {answer['depth'].replace('_', ' ')}.")
+        _say_depth(session, answer)
 
 
 def cordon(context: typer.Context, device: DeviceName, as_json: JsonOption = False) -> None:
