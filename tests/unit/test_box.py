@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -253,6 +254,86 @@ def test_a_slip_in_an_inventory_is_shown(copy: Copy, tmp_path: Path, hosts: str,
     assert (run.returncode, run.stdout) == (1, "")
     (line,) = run.stderr.splitlines()
     assert line.startswith(f"box: {tmp_path}/hosts.yml:{told}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("text:\n  slot:1\n  model: x\n", "in line 2 ('slot:1') a space after the colon is missing"),
+        (
+            "text:\n  devices:[gpu0]\n  model: x\n",
+            "in line 2 ('devices:[gpu0]') a space after the colon is missing",
+        ),
+        ("text:\n  model: {{ foo }}\n", '2:10: a template needs quotes around it: "{{ ... }}"'),
+    ],
+)
+def test_a_usual_slip_is_called_by_its_name(copy: Copy, text: str, told: str) -> None:
+    (copy.folder / "group_vars/rehearsal/services.yml").write_text(text)
+    run = copy.run("rehearse")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert told in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("hosts", "kept"),
+    [
+        ("base: &base {vars: {a: 1}}\nfrontdoor: {<<: *base, hosts: {one: }}\n", "hosts.yml"),
+        ("frontdoor: {hosts: {one: }, description: ours}\n", "hosts.yml"),
+        ("frontdoor: {hosts: {one: {1: a, '1': b}}}\n", "hosts.yml"),
+        ("job: {script: [a]}\n", ".gitlab-ci.yml"),
+        ("a: [\n", "group_vars/.git/config"),
+        ("a: [\n", "group_vars/README"),
+        ("a: [\n", "host_vars/one~"),
+        ("a: [\n", "host_vars/one/notes"),
+    ],
+)
+def test_what_ansible_takes_or_never_reads_is_no_slip(
+    copy: Copy, tmp_path: Path, hosts: str, kept: str
+) -> None:
+    folder = tmp_path / "boxes"
+    (folder / kept).parent.mkdir(parents=True)
+    (folder / "hosts.yml").write_text("frontdoor: {hosts: {one: }}\n")
+    (folder / kept).write_text(hosts)
+    for words in (["-i", str(folder)], ["--inventory-file", str(folder / "hosts.yml")]):
+        run = copy.run("plan", *words)
+        assert (run.returncode, run.stderr) == (0, ""), run.stderr
+
+
+def test_a_slip_in_group_vars_that_do_not_apply_is_none(copy: Copy, tmp_path: Path) -> None:
+    (copy.folder / "group_vars/all/broken.yml").write_text("a: [\n")
+    (tmp_path / "hosts.yml").write_text("frontdoor: {hosts: {one: }}\n")
+    assert copy.run("plan", "-i", str(tmp_path / "hosts.yml")).returncode == 0
+    assert copy.run("rehearse").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["diagnose", "--tags", "weight"],
+            "there is no tag 'weight'; diagnose has: host integrity p2p weights.",
+        ),
+        (["diagnose", "--tags=p2p,weight"], "there is no tag 'weight'"),
+        (["plan", "-t", "foo"], "tags are for diagnose only; everything else runs as a whole."),
+        (["diagnose", "-tp2p,host"], None),
+    ],
+)
+def test_a_tag_that_is_not_there_is_refused(copy: Copy, words: list[str], told: str | None) -> None:
+    """With it, Ansible would do nothing and succeed."""
+    run = copy.run(*words, "-i", str(copy.folder / "inventory/rehearsal"))
+    assert run.returncode == (0 if told is None else 1)
+    assert run.stderr.startswith(f"box: {told}" if told else "")
+
+
+def test_the_tags_that_box_knows_are_those_of_the_playbook() -> None:
+    files = [REPOSITORY / "playbooks/diagnose.yml", *(REPOSITORY / "roles/gpu_diag/tasks").glob("*.yml")]
+    found = {
+        tag
+        for path in files
+        for tags in re.findall(r"tags: \[(.*?)\]", path.read_text())
+        for tag in tags.split(", ")
+    }
+    assert f'known="{" ".join(sorted(found))}"' in (REPOSITORY / "box").read_text()
 
 
 def test_a_service_declared_twice_is_shown(copy: Copy) -> None:

@@ -10,6 +10,7 @@ of standard input is an inventory; without one, what its folder has counts. Ends
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ SUFFIXES = (".yml", ".yaml")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 VAULT = "$ANSIBLE_VAULT"
 MERGE = "<<"
+NO_SPACE = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_]*:[^\s:/]")
 PARTS = ("hosts", "children", "vars")
 """What a group of an inventory is made of."""
 
@@ -67,12 +69,12 @@ def slips(path: Path, is_inventory: bool) -> list[str]:
         tree = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        return [f"{_place(mark) if mark else ''}{error.problem or error.context}"]
+        return [f"{_place(mark) if mark else ''}{error.problem or error.context}{_hint(text, error)}"]
     except yaml.YAMLError as error:
         return [" ".join(str(error).split())]
     if tree is None:
         return []
-    found = list(_twice(tree))
+    found = [*_twice(tree), *_unquoted(tree)]
     if is_inventory:
         found += _inventory(tree)
     return found
@@ -82,8 +84,37 @@ def _place(mark: yaml.Mark) -> str:
     return f"{mark.line + 1}:{mark.column + 1}: "
 
 
+def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
+    """What people often forget, where it can be seen in the line of the slip or the one before."""
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return ""
+    lines = text.splitlines()
+    for number in (mark.line, mark.line - 1):
+        line = lines[number] if 0 <= number < len(lines) else ""
+        if NO_SPACE.match(line):
+            return f"; in line {number + 1} ('{line.strip()}') a space after the colon is missing"
+    return ""
+
+
+def _unquoted(tree: yaml.Node) -> Iterator[str]:
+    """`name: {{ other }}`, which is a mapping to YAML."""
+    for mapping in _mappings(tree):
+        for _, value in mapping.value:
+            if isinstance(value, yaml.MappingNode) and value.flow_style and len(value.value) == 1:
+                key, _ = value.value[0]
+                if isinstance(key, yaml.MappingNode) and key.flow_style:
+                    yield f'{_place(value.start_mark)}a template needs quotes around it: "{{{{ ... }}}}"'
+
+
 def _twice(tree: yaml.Node) -> Iterator[str]:
-    """Names that stand twice in one mapping. Aliases lead to one node from several places, or back."""
+    """Names that stand twice in one mapping."""
+    for mapping in _mappings(tree):
+        yield from _twice_in(mapping)
+
+
+def _mappings(tree: yaml.Node) -> Iterator[yaml.MappingNode]:
+    """Every mapping once: aliases lead to one node from several places, or back."""
     seen: set[int] = set()
     waiting = [tree]
     while waiting:
@@ -94,7 +125,7 @@ def _twice(tree: yaml.Node) -> Iterator[str]:
         if isinstance(node, yaml.SequenceNode):
             waiting += reversed(node.value)
         if isinstance(node, yaml.MappingNode):
-            yield from _twice_in(node)
+            yield node
             waiting += reversed([value for _, value in node.value])
 
 
