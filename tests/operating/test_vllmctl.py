@@ -225,7 +225,7 @@ def test_doctor_says_what_to_do_and_its_status_is_nagios(frontdoor: Frontdoor) -
         assert outcome.status == 2
         assert outcome.out.startswith("VLLM-FRONTDOOR CRITICAL - ")
         assert "vllmctl logs text" in outcome.out
-        assert "of an earlier boot" in outcome.out, "the evidence's age"
+        assert "corrupt when last probed, in an earlier boot, " in outcome.out, "the evidence and its age"
         document = json.loads(frontdoor.run("doctor", "--json").out)
         assert document["level"] == "CRITICAL"
         assert all(each["advice"] for each in document["findings"] if each["level"] != "OK")

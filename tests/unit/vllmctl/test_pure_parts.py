@@ -115,6 +115,9 @@ def test_a_cordoned_device_and_no_service_are_warnings() -> None:
     found = list(findings.engines({"services": [], "cordoned": ["gpu0"]}))
     assert [each.level for each in found] == [Level.WARNING, Level.WARNING]
     assert found[1].advice == "When it is well: vllmctl uncordon gpu0"
+    (_, named) = findings.engines(USED_GPU | {"cordoned": ["GPU-1"]})
+    assert named.text == "Device gpu1 is cordoned, so nothing on it is woken."
+    assert named.advice == "When it is well: vllmctl uncordon gpu1"
 
 
 @pytest.mark.parametrize(
@@ -196,9 +199,14 @@ WEIGHTS = {"model": "/m/a", "verdict": "verified", "age_seconds": 60.0}
     [
         ({}, {}, Level.OK),
         ({"verdict": "corrupt"}, {}, Level.OK),
-        ({"kind": "integrity", "verdict": "corrupt"}, {}, Level.WARNING),
+        ({"kind": "integrity", "verdict": "corrupt"}, {}, Level.CRITICAL),
+        ({"kind": "integrity", "verdict": "hang", "of_this_boot": False}, {}, Level.CRITICAL),
+        ({"kind": "integrity", "verdict": "failed"}, {}, Level.CRITICAL),
+        ({"kind": "integrity", "verdict": "inconclusive"}, {}, Level.WARNING),
+        ({"kind": "integrity"}, {}, Level.OK),
         ({"verdict": "inconclusive"}, {}, Level.WARNING),
         ({"of_this_boot": False}, {}, Level.WARNING),
+        ({"verdict": "corrupt", "of_this_boot": False}, {}, Level.WARNING),
         ({"suspicions": ["Xid 79"]}, {}, Level.CRITICAL),
         ({}, {"verdict": "failed"}, Level.CRITICAL),
         ({}, {"verdict": "unverified"}, Level.WARNING),
@@ -208,6 +216,60 @@ WEIGHTS = {"model": "/m/a", "verdict": "verified", "age_seconds": 60.0}
 def test_evidence(path: dict[str, Any], weights: dict[str, Any], level: Level) -> None:
     view = {"present": True, "problems": [], "paths": [PATH | path], "weights": [WEIGHTS | weights]}
     assert findings.worst(findings.evidence(view)) is level
+
+
+def evidence_of(devices: findings.Devices | None = None, **changes: Any) -> Finding:
+    view = {"present": True, "problems": [], "paths": [PATH | changes], "weights": []}
+    (finding,) = findings.evidence(view, devices=devices)
+    return finding
+
+
+def test_what_was_found_is_told_whatever_has_happened_since() -> None:
+    assert evidence_of().text == "clean, probed 60 s ago."
+    earlier = evidence_of(verdict="corrupt", of_this_boot=False, age_seconds=9000.0)
+    assert earlier.text == "corrupt when last probed, in an earlier boot, 2.5 h ago."
+    suspect = evidence_of(verdict="corrupt", suspicions=["Xid 79"])
+    assert suspect.text == "corrupt, probed 60 s ago. It is suspect: Xid 79"
+
+
+BAD_GPU = {
+    "device": "GPU-1", "number": 1, "name": "A GPU", "verdict": "corrupt",
+    "faults": ["ecc_uncorrected grew from 0 to 3 during the test."],
+}  # fmt: skip
+USED_GPU = {"services": [{**SERVICE, "devices": ["GPU-1"]}], "device_memory": [
+    {"device": "GPU-1", "name": "gpu1"}, {"device": "GPU-2", "name": "gpu2"},
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("condemned", "status", "text", "advice"),
+    [
+        (
+            BAD_GPU, USED_GPU, "gpu1 (A GPU) is corrupt: ecc_uncorrected grew from 0 to 3 during the test.",
+            "Nothing should be woken on it: vllmctl cordon gpu1; then run ./box diagnose.",
+        ),
+        (
+            BAD_GPU, {"services": USED_GPU["services"]}, "GPU-1 (A GPU) is corrupt: ecc_uncorrected grew ",
+            "Nothing should be woken on it: vllmctl cordon GPU-1; then run ./box diagnose.",
+        ),
+        (
+            BAD_GPU | {"device": "GPU-2"}, USED_GPU, "gpu2 (A GPU) is corrupt: ", "No service is on it; ",
+        ),
+        (
+            BAD_GPU | {"device": None, "faults": []}, USED_GPU,
+            "GPU 1 (A GPU) is corrupt: no reason was recorded.", "No service is on it; ",
+        ),
+        (None, USED_GPU, "corrupt, probed", "Nothing should be woken on that GPU: vllmctl cordon DEVICE "),
+    ],
+)  # fmt: skip
+def test_a_bad_gpu_is_named_and_to_be_cordoned(
+    condemned: dict[str, Any] | None, status: dict[str, Any], text: str, advice: str
+) -> None:
+    told = {} if condemned is None else {"condemned": [condemned]}
+    finding = evidence_of(findings.devices_of(status), kind="integrity", verdict="corrupt", **told)
+    assert finding.level is Level.CRITICAL
+    assert text in finding.text and finding.text.startswith("corrupt, probed 60 s ago.")
+    assert finding.advice.startswith(advice)
 
 
 def test_a_model_that_was_removed_is_no_finding(tmp_path: Path) -> None:

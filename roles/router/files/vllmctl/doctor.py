@@ -39,7 +39,8 @@ def _router(box: Box) -> Iterator[Finding]:
     yield findings.versions(_versions(box))
     try:
         view = http.get(f"{box.admin_url}/admin/evidence")
-        yield from findings.evidence(view, _gone(each["model"] for each in view["weights"]))
+        gone = _gone(each["model"] for each in view["weights"])
+        yield from findings.evidence(view, gone, findings.devices_of(status))
     except CommandError as error:
         yield Finding(Level.UNKNOWN, "evidence", str(error), "Deploy again: the router may be older.")
 
