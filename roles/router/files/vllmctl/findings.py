@@ -184,8 +184,8 @@ def _path(path: Json, devices: Devices) -> Finding:
         text += f" It is suspect: {path['suspicions'][0]}"
     if path["kind"] == "integrity" and verdict in _BAD_VERDICTS:
         # A GPU that was bad by itself is not mended by a boot.
-        found = " ".join(_fault(each, devices) for each in path.get("condemned", []))
-        return Finding(Level.CRITICAL, check, f"{text} {found}".strip(), _cordon_advice(path, devices))
+        found = [_fault(each, devices) for each in path.get("condemned", [])] or path.get("sentences", [])
+        return Finding(Level.CRITICAL, check, " ".join([text, *found]), _cordon_advice(path, devices))
     if path["suspicions"]:
         return Finding(Level.CRITICAL, check, text, advice)
     if not path["of_this_boot"]:
