@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from frontdoor_plan.document import to_yaml
 from vllmctl.containers import LABEL_SERVICE
 
+from tests.contract.keys import keys_file
 from tests.operating.conftest import GPU, SECONDS, Frontdoor
-from tests.standin.processes import HTTP, wait_until
+from tests.standin.processes import HTTP, Router, wait_until
 
 COMMANDS = (
     *("status", "up", "sleep", "down", "pin", "unpin", "drain", "prove", "restart", "why", "events", "chat"),
@@ -194,6 +197,24 @@ def test_chat_streams_an_answer_and_wakes_the_model(frontdoor: Frontdoor) -> Non
     assert "the input was empty" in frontdoor.fail("chat", "text")
 
 
+def test_a_chat_without_the_right_key_says_where_it_is_put(frontdoor: Frontdoor, tmp_path: Path) -> None:
+    router = Router(tmp_path, {"ROUTER_API_KEYS_FILE": str(keys_file(tmp_path / "keys", "right"))})
+    router.register(frontdoor.text.registry_entry())
+    router.start()
+    advice = "put one into VLLMCTL_API_KEY (or name another variable with --key-variable)."
+    try:
+        with settings_of(frontdoor, router.admin_port, router.port):
+            told = frontdoor.fail("chat", "text", "Hello?")
+            assert told.startswith("vllmctl: You didn't provide an API key. The router") and advice in told
+            told = frontdoor.fail("chat", "text", "Hello?", VLLMCTL_API_KEY="wrong")
+            assert told.startswith("vllmctl: Incorrect API key provided. The router") and advice in told
+            answer = frontdoor.run("chat", "text", "Capital of France?", VLLMCTL_API_KEY="right")
+            assert answer.out == "The capital of France is Paris.\n"
+            assert "API key" not in frontdoor.fail("chat", "nosuch", "Hello?")
+    finally:
+        router.kill()
+
+
 def test_a_chat_that_breaks_off_is_a_failure(frontdoor: Frontdoor) -> None:
     frontdoor.text.fault(cut_after_chunks=2)
     try:
@@ -242,7 +263,7 @@ def test_doctor_says_what_to_do_and_its_status_is_nagios(frontdoor: Frontdoor) -
         assert outcome.status == 2
         assert outcome.out.startswith("VLLM-FRONTDOOR CRITICAL - ")
         assert "vllmctl logs text" in outcome.out
-        assert "of an earlier boot" in outcome.out, "the evidence's age"
+        assert "corrupt when last probed, in an earlier boot, " in outcome.out, "the evidence and its age"
         document = json.loads(frontdoor.run("doctor", "--json").out)
         assert document["level"] == "CRITICAL"
         assert all(each["advice"] for each in document["findings"] if each["level"] != "OK")
@@ -255,6 +276,41 @@ def test_list_shows_models_with_sizes(frontdoor: Frontdoor) -> None:
     (model,) = frontdoor.json("list")["models"]
     assert (model["name"], model["size_bytes"]) == ("Stand-In-1B", 3_000_000)
     assert "3 MiB" in frontdoor.succeed("list")
+
+
+NO_DOCKER = 'echo "it may not be used by you" >&2; exit 1'
+
+
+def test_who_serves_a_model_is_known_without_docker(frontdoor: Frontdoor, tmp_path: Path) -> None:
+    """From what was deployed, or else from the router: both know a service whose containers can't be seen."""
+    path = with_docker(tmp_path, NO_DOCKER)
+    model = frontdoor.folder / "var" / "models" / "Stand-In-1B"
+    listed = frontdoor.run("list", "--json", PATH=path)
+    assert [each["services"] for each in json.loads(listed.out)["models"]] == [["text"]], "the router's word"
+    compose = frontdoor.root / "engines" / "compose.yml"
+    compose.parent.mkdir()
+    mount = {"type": "bind", "source": str(model), "target": "/models/Stand-In-1B"}
+    compose.write_text(to_yaml({"services": {"other": {"volumes": [mount]}}}))
+    try:
+        with a_router_that_is_down(frontdoor):
+            listed = frontdoor.run("list", "--json", PATH=path)
+    finally:
+        shutil.rmtree(compose.parent)
+    assert [each["services"] for each in json.loads(listed.out)["models"]] == [["other"]]
+    assert len(listed.err.splitlines()) == 1, "about verdicts, and not about who serves what"
+
+
+def test_who_serves_a_model_is_a_question_mark_where_nobody_can_be_asked(
+    frontdoor: Frontdoor, tmp_path: Path
+) -> None:
+    path = with_docker(tmp_path, NO_DOCKER)
+    with a_router_that_is_down(frontdoor):
+        shown = frontdoor.run("list", PATH=path)
+        assert "Docker can't be asked" in frontdoor.run("doctor", PATH=path).out
+    assert shown.out.splitlines()[1].split()[:5] == ["Stand-In-1B", "3", "MiB", "-", "?"]
+    told = shown.err.splitlines()[-1]
+    assert "Docker can't be asked: 'docker ps' failed: it may not be used by you" in told
+    assert f"{frontdoor.root}/engines/compose.yml can't be read" in told
 
 
 def test_logs_hands_over_to_docker(frontdoor: Frontdoor, tmp_path: Path) -> None:
@@ -317,14 +373,21 @@ def test_a_missing_token_is_told(frontdoor: Frontdoor) -> None:
 
 
 @contextmanager
-def a_router_that_is_down(frontdoor: Frontdoor) -> Iterator[None]:
+def settings_of(frontdoor: Frontdoor, admin_port: int, port: int) -> Iterator[None]:
+    """The instance as if its router listened there."""
     settings = frontdoor.root / "router" / "router.env"
     before = settings.read_text()
-    settings.write_text("ROUTER_ADMIN_ADDRESS=127.0.0.1:1\nROUTER_PUBLIC_ADDRESS=127.0.0.1:1\n")
+    settings.write_text(
+        f"ROUTER_ADMIN_ADDRESS=127.0.0.1:{admin_port}\nROUTER_PUBLIC_ADDRESS=127.0.0.1:{port}\n"
+    )
     try:
         yield
     finally:
         settings.write_text(before)
+
+
+def a_router_that_is_down(frontdoor: Frontdoor) -> AbstractContextManager[None]:
+    return settings_of(frontdoor, 1, 1)
 
 
 def test_a_router_that_is_down_is_told(frontdoor: Frontdoor) -> None:

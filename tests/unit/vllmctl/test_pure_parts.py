@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from frontdoor_plan.document import to_yaml
 from vllmctl import doctor, findings, names, tables
 from vllmctl.box import find_box
 from vllmctl.chatting import deltas
@@ -15,7 +17,7 @@ from vllmctl.exposition import Sample, samples, usage
 from vllmctl.findings import Finding, Level
 from vllmctl.logs import read_words
 from vllmctl.measures import duration, rate, size
-from vllmctl.models import Model, models
+from vllmctl.models import Model, Serving, deployed_mounts, models, serving
 from vllmctl.ordering import proof_sentence
 from vllmctl.tables import memory_text
 
@@ -115,6 +117,9 @@ def test_a_cordoned_device_and_no_service_are_warnings() -> None:
     found = list(findings.engines({"services": [], "cordoned": ["gpu0"]}))
     assert [each.level for each in found] == [Level.WARNING, Level.WARNING]
     assert found[1].advice == "When it is well: vllmctl uncordon gpu0"
+    (_, named) = findings.engines(USED_GPU | {"cordoned": ["GPU-1"]})
+    assert named.text == "Device gpu1 is cordoned, so nothing on it is woken."
+    assert named.advice == "When it is well: vllmctl uncordon gpu1"
 
 
 @pytest.mark.parametrize(
@@ -196,9 +201,14 @@ WEIGHTS = {"model": "/m/a", "verdict": "verified", "age_seconds": 60.0}
     [
         ({}, {}, Level.OK),
         ({"verdict": "corrupt"}, {}, Level.OK),
-        ({"kind": "integrity", "verdict": "corrupt"}, {}, Level.WARNING),
+        ({"kind": "integrity", "verdict": "corrupt"}, {}, Level.CRITICAL),
+        ({"kind": "integrity", "verdict": "hang", "of_this_boot": False}, {}, Level.CRITICAL),
+        ({"kind": "integrity", "verdict": "failed"}, {}, Level.CRITICAL),
+        ({"kind": "integrity", "verdict": "inconclusive"}, {}, Level.WARNING),
+        ({"kind": "integrity"}, {}, Level.OK),
         ({"verdict": "inconclusive"}, {}, Level.WARNING),
         ({"of_this_boot": False}, {}, Level.WARNING),
+        ({"verdict": "corrupt", "of_this_boot": False}, {}, Level.WARNING),
         ({"suspicions": ["Xid 79"]}, {}, Level.CRITICAL),
         ({}, {"verdict": "failed"}, Level.CRITICAL),
         ({}, {"verdict": "unverified"}, Level.WARNING),
@@ -208,6 +218,60 @@ WEIGHTS = {"model": "/m/a", "verdict": "verified", "age_seconds": 60.0}
 def test_evidence(path: dict[str, Any], weights: dict[str, Any], level: Level) -> None:
     view = {"present": True, "problems": [], "paths": [PATH | path], "weights": [WEIGHTS | weights]}
     assert findings.worst(findings.evidence(view)) is level
+
+
+def evidence_of(devices: findings.Devices | None = None, **changes: Any) -> Finding:
+    view = {"present": True, "problems": [], "paths": [PATH | changes], "weights": []}
+    (finding,) = findings.evidence(view, devices=devices)
+    return finding
+
+
+def test_what_was_found_is_told_whatever_has_happened_since() -> None:
+    assert evidence_of().text == "clean, probed 60 s ago."
+    earlier = evidence_of(verdict="corrupt", of_this_boot=False, age_seconds=9000.0)
+    assert earlier.text == "corrupt when last probed, in an earlier boot, 2.5 h ago."
+    suspect = evidence_of(verdict="corrupt", suspicions=["Xid 79"])
+    assert suspect.text == "corrupt, probed 60 s ago. It is suspect: Xid 79"
+
+
+BAD_GPU = {
+    "device": "GPU-1", "number": 1, "name": "A GPU", "verdict": "corrupt",
+    "faults": ["ecc_uncorrected grew from 0 to 3 during the test."],
+}  # fmt: skip
+USED_GPU = {"services": [{**SERVICE, "devices": ["GPU-1"]}], "device_memory": [
+    {"device": "GPU-1", "name": "gpu1"}, {"device": "GPU-2", "name": "gpu2"},
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("condemned", "status", "text", "advice"),
+    [
+        (
+            BAD_GPU, USED_GPU, "gpu1 (A GPU) is corrupt: ecc_uncorrected grew from 0 to 3 during the test.",
+            "Nothing should be woken on it: vllmctl cordon gpu1; then run ./box diagnose.",
+        ),
+        (
+            BAD_GPU, {"services": USED_GPU["services"]}, "GPU-1 (A GPU) is corrupt: ecc_uncorrected grew ",
+            "Nothing should be woken on it: vllmctl cordon GPU-1; then run ./box diagnose.",
+        ),
+        (
+            BAD_GPU | {"device": "GPU-2"}, USED_GPU, "gpu2 (A GPU) is corrupt: ", "No service is on it; ",
+        ),
+        (
+            BAD_GPU | {"device": None, "faults": []}, USED_GPU,
+            "GPU 1 (A GPU) is corrupt: no reason was recorded.", "No service is on it; ",
+        ),
+        (None, USED_GPU, " It was cut off.", "Nothing should be woken on that GPU: vllmctl cordon DEVICE "),
+    ],
+)  # fmt: skip
+def test_a_bad_gpu_is_named_and_to_be_cordoned(
+    condemned: dict[str, Any] | None, status: dict[str, Any], text: str, advice: str
+) -> None:
+    told = {"sentences": ["It was cut off."]} if condemned is None else {"condemned": [condemned]}
+    finding = evidence_of(findings.devices_of(status), kind="integrity", verdict="corrupt", **told)
+    assert finding.level is Level.CRITICAL
+    assert text in finding.text and finding.text.startswith("corrupt, probed 60 s ago.")
+    assert finding.advice.startswith(advice)
 
 
 def test_a_model_that_was_removed_is_no_finding(tmp_path: Path) -> None:
@@ -326,9 +390,64 @@ def test_models_are_those_on_disk_and_those_mounted(tmp_path: Path) -> None:
     (tmp_path / "a" / "link").symlink_to(tmp_path / "nowhere")
     served = Container("text", "c", 1, True, {"/models/a": str(tmp_path / "a"), "/launcher": "/x"})
     elsewhere = Container("ocr", "d", 1, True, {"/models/b": str(tmp_path / "else" / "b")})
-    first, second = models(tmp_path, {str(tmp_path / "a"): "verified"}, [served, elsewhere])
+    known = serving([served, elsewhere], None, None)
+    first, second = models(tmp_path, {str(tmp_path / "a"): "verified"}, known)
     assert (first.name, first.size_bytes, first.verdict, first.services) == ("a", 5, "verified", ("text",))
     assert (second.name, second.size_bytes, second.verdict, second.services) == ("b", 0, None, ("ocr",))
+
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+
+
+def test_what_was_deployed_says_who_serves_what() -> None:
+    """In the very file that the deployment writes."""
+    for compose in GOLDEN.glob("*/engines/compose.yml"):
+        text = compose.read_text()
+        expected = {
+            (name, mount["target"], mount["source"])
+            for name, service in yaml.safe_load(text)["services"].items()
+            for mount in service["volumes"]
+        }
+        assert expected and set(deployed_mounts(text)) == expected
+        by_path = serving([], list(deployed_mounts(text)), None).by_path
+        assert all(source in by_path for _, target, source in expected if target.startswith("/models/"))
+
+
+def test_a_deployed_path_may_have_any_character() -> None:
+    odd = '/srv/a "b" #\u00e9 \U0001f600 $x'
+    mount = {"type": "bind", "source": odd.replace("$", "$$"), "target": "/models/m"}
+    text = to_yaml({"services": {"text": {"volumes": [mount]}}})
+    assert list(deployed_mounts(text)) == [("text", "/models/m", odd)]
+    with pytest.raises(ValueError, match="Unterminated"):
+        list(deployed_mounts(text.replace('$$x"', "")))
+
+
+STATUS = {"services": [SERVICE]}
+
+
+@pytest.mark.parametrize(
+    ("known", "model_a", "other"),
+    [
+        (serving([], None, STATUS), ("text",), None),
+        (serving([], None, None), None, None),
+        (serving([], [], None), (), ()),
+        (serving([], [("text", "/models/o", "/m/other")], STATUS), (), ("text",)),
+        (serving([Container("text", "c", 1, True, {"/models/o": "/m/other"})], None, None), (), ("text",)),
+        (
+            serving(
+                [Container("a", "c", 0, False, {"/models/o": "/m/other"})],
+                [("text", "/models/o", "/m/other"), ("text", "/launcher", "/m/Model-A")],
+                None,
+            ),
+            (),
+            ("a", "text"),
+        ),
+    ],
+)
+def test_nobody_is_said_to_serve_a_model_only_where_that_is_known(
+    known: Serving, model_a: tuple[str, ...] | None, other: tuple[str, ...] | None
+) -> None:
+    assert (known.services("/m/Model-A"), known.services("/m/other")) == (model_a, other)
 
 
 def test_memory_is_summed_over_a_containers_processes(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gpu_diag.integrity.verdict import DeviceResult, Finding, judge
 from wake_router.admin_contract import DeviceMemory, Status
 from wake_router.status_page.evidence import EvidenceReader, EvidenceView
 from wake_router.status_page.memory_bars import HEIGHT, WIDTH, memory_section
@@ -55,6 +56,31 @@ def test_marks_revoke_what_was_proven_before_them(tmp_path: Path) -> None:
     p2p, integrity = reader(folder).read(NOW).paths
     assert p2p.suspicions == ["Xid 79: it fell off the bus."]
     assert integrity.suspicions == [], "it was probed after the mark"
+
+
+def test_a_gpu_that_is_bad_by_itself_is_named_with_its_faults(tmp_path: Path) -> None:
+    folder = evidence_folder(tmp_path)
+    (path,) = (folder / "integrity").iterdir()
+    bad = DeviceResult("A GPU", "GPU-1", (Finding("copy", "3 of 9 words are wrong"),), "hang", "It hung.")
+    judged = judge(
+        [DeviceResult("A GPU", "GPU-0", ()), bad, DeviceResult("A CPU", None, (), "hang", "It hung, too.")]
+    )
+    document = json.loads(path.read_text()) | {
+        "verdict": judged.verdict, "evidence": judged.evidence, "details": {"devices": judged.devices},
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+    p2p, integrity = reader(folder).read(NOW).paths
+    assert [each.model_dump() for each in integrity.condemned] == [
+        {
+            "device": "GPU-1", "number": 1, "name": "A GPU", "verdict": "corrupt",
+            "faults": ["3 of 9 words are wrong.", "It hung."],
+        },
+        {
+            "device": None, "number": 2, "name": "A CPU", "verdict": "hang",
+            "faults": ["It hung, too."],
+        },
+    ]  # fmt: skip
+    assert (p2p.verdict, p2p.condemned) == ("corrupt", []), "of pairs, which are no verdict on one GPU"
 
 
 def test_damaged_evidence_is_told_and_hides_nothing(tmp_path: Path) -> None:

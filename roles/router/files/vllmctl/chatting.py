@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 from vllmctl import http
 from vllmctl.errors import CommandError
 
 Json = dict[str, Any]
+
+_KEY_ADVICE = (
+    "The router wants an API key: put one into VLLMCTL_API_KEY "
+    "(or name another variable with --key-variable)."
+)
 
 
 class Conversation:
@@ -33,12 +39,20 @@ class Conversation:
             "stream": True,
         }
         answer: list[str] = []
-        for text in deltas(http.lines(self._url, body, self._headers)):
+        for text in deltas(self._lines(body)):
             answer.append(text)
             sys.stdout.write(text)
             sys.stdout.flush()
         sys.stdout.write("\n")
         self._messages.append({"role": "assistant", "content": "".join(answer)})
+
+    def _lines(self, body: Json) -> Iterator[str]:
+        try:
+            yield from http.lines(self._url, body, self._headers)
+        except http.RefusedError as error:
+            if error.status != HTTPStatus.UNAUTHORIZED:
+                raise
+            raise CommandError(f"{error} {_KEY_ADVICE}") from None
 
     def run(self) -> None:
         """Ask line by line what is typed (or piped in); raises CommandError where nothing is piped in."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllmctl import shell
+from vllmctl.errors import CommandError
 
 LABEL_INSTANCE = "vllm-frontdoor.instance"
 LABEL_SERVICE = "vllm-frontdoor.service"
@@ -28,12 +29,20 @@ class Container:
 
 def containers(instance: str) -> list[Container]:
     """Every container of the instance; empty where Docker isn't here or may not be asked."""
-    listing = shell.attempt(
+    try:
+        return asked(instance)
+    except CommandError:
+        return []
+
+
+def asked(instance: str) -> list[Container]:
+    """Every container of the instance; raises CommandError where Docker can't be asked."""
+    listing = shell.output(
         ["docker", "ps", "--all", "--quiet", "--filter", f"label={LABEL_INSTANCE}={instance}"]
     )
-    names = (listing or "").split()
-    described = shell.attempt(["docker", "inspect", *names]) if names else None
-    return [_container(each) for each in json.loads(described)] if described else []
+    names = listing.split()
+    described = shell.output(["docker", "inspect", *names]) if names else "[]"
+    return [_container(each) for each in json.loads(described)]
 
 
 def _container(document: dict[str, Any]) -> Container:

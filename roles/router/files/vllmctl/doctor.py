@@ -11,7 +11,7 @@ from typing import Any
 
 from vllmctl import findings, http
 from vllmctl.box import Box
-from vllmctl.containers import Container, containers
+from vllmctl.containers import Container, asked
 from vllmctl.errors import CommandError
 from vllmctl.findings import Finding, Level
 
@@ -39,7 +39,8 @@ def _router(box: Box) -> Iterator[Finding]:
     yield findings.versions(_versions(box))
     try:
         view = http.get(f"{box.admin_url}/admin/evidence")
-        yield from findings.evidence(view, _gone(each["model"] for each in view["weights"]))
+        gone = _gone(each["model"] for each in view["weights"])
+        yield from findings.evidence(view, gone, findings.devices_of(status))
     except CommandError as error:
         yield Finding(Level.UNKNOWN, "evidence", str(error), "Deploy again: the router may be older.")
 
@@ -84,9 +85,13 @@ def _version(base_url: str) -> str | None:
 
 
 def _mounts(box: Box) -> Iterator[Finding]:
-    found = containers(box.instance)
+    advice = "Ask as root, or as a member of the group docker; DOCKER_HOST says which daemon."
+    try:
+        found = asked(box.instance)
+    except CommandError as error:
+        yield Finding(Level.UNKNOWN, "containers", f"Docker can't be asked: {error}", advice)
+        return
     if not found:
-        advice = "Ask as root, or as a member of the group docker; DOCKER_HOST says which daemon."
         yield Finding(Level.UNKNOWN, "containers", "Docker shows no container of this instance.", advice)
     for container in found:
         yield _container(container)

@@ -13,6 +13,7 @@ Json = dict[str, Any]
 
 DISK_WARNING = 0.10
 DISK_CRITICAL = 0.03
+_BAD_VERDICTS = frozenset({"corrupt", "hang", "failed"})
 EVIDENCE_OLD_SECONDS = 30 * 86400.0
 STARTING_LONG_SECONDS = 1800.0
 
@@ -52,13 +53,29 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"VLLM-FRONTDOOR {level.name} - {what if bad else f'{len(findings)} checks are well'}"
 
 
+@dataclass(frozen=True)
+class Devices:
+    """What people call devices, by key; and the keys of those that services are on."""
+
+    names: Mapping[str, str]
+    in_use: frozenset[str]
+
+
+def devices_of(status: Json) -> Devices:
+    """The devices in the router's status."""
+    used = frozenset(key for service in status["services"] for key in service.get("devices", []))
+    told = {each["device"]: each["name"] for each in status.get("device_memory", [])}
+    return Devices({key: key for key in used} | told, used)
+
+
 def engines(status: Json) -> Iterator[Finding]:
     """One finding per service, and per cordoned device."""
     if not status["services"]:
         yield Finding(Level.WARNING, "engines", "The router knows no service.", "Deploy again.")
     for service in status["services"]:
         yield _engine(service)
-    for device in status.get("cordoned", []):
+    names = devices_of(status).names
+    for device in (names.get(key, key) for key in status.get("cordoned", [])):
         text = f"Device {device} is cordoned, so nothing on it is woken."
         yield Finding(Level.WARNING, "devices", text, f"When it is well: vllmctl uncordon {device}")
 
@@ -138,9 +155,11 @@ def versions(by_service: Mapping[str, str | None]) -> Finding:
     return Finding(Level.OK, "versions", f"All engines run vLLM {', '.join(map(str, spoken)) or '(none)'}.")
 
 
-def evidence(view: Json, gone: frozenset[str] = frozenset()) -> Iterator[Finding]:
-    """The age of the evidence, and what has revoked it. `gone`: folders of models that were removed, whose
-    evidence says nothing any more.
+def evidence(
+    view: Json, gone: frozenset[str] = frozenset(), devices: Devices | None = None
+) -> Iterator[Finding]:
+    """What the evidence says, its age, and what has revoked it. `gone`: folders of models that were removed,
+    whose evidence says nothing any more.
     """
     if not view["present"]:
         advice = "Deploy again, which gives the router the folder."
@@ -149,24 +168,55 @@ def evidence(view: Json, gone: frozenset[str] = frozenset()) -> Iterator[Finding
     for problem in view["problems"]:
         yield Finding(Level.WARNING, "evidence", problem, "Remove what is damaged, and run ./box diagnose.")
     for path in view["paths"]:
-        yield _path(path)
+        yield _path(path, devices or Devices({}, frozenset()))
     for weights in view["weights"]:
         if weights["model"] not in gone:
             yield _weights(weights)
 
 
-def _path(path: Json) -> Finding:
+def _path(path: Json, devices: Devices) -> Finding:
     check, advice = f"evidence {path['kind']}", "Run ./box diagnose."
-    if path["suspicions"]:
-        return Finding(Level.CRITICAL, check, f"It is suspect: {path['suspicions'][0]}", advice)
+    verdict, age = path["verdict"], duration(path["age_seconds"])
+    text = f"{verdict}, probed {age} ago."
     if not path["of_this_boot"]:
-        return Finding(Level.WARNING, check, "It is of an earlier boot.", advice)
-    text = f"{path['verdict']}, probed {duration(path['age_seconds'])} ago."
-    if path["verdict"] in ("clean", "not_applicable"):
+        text = f"{verdict} when last probed, in an earlier boot, {age} ago."
+    if path["suspicions"]:
+        text += f" It is suspect: {path['suspicions'][0]}"
+    if path["kind"] == "integrity" and verdict in _BAD_VERDICTS:
+        # A GPU that was bad by itself is not mended by a boot.
+        found = [_fault(each, devices) for each in path.get("condemned", [])] or path.get("sentences", [])
+        return Finding(Level.CRITICAL, check, " ".join([text, *found]), _cordon_advice(path, devices))
+    if path["suspicions"]:
+        return Finding(Level.CRITICAL, check, text, advice)
+    if not path["of_this_boot"]:
+        return Finding(Level.WARNING, check, text, advice)
+    if verdict in ("clean", "not_applicable"):
         return Finding(Level.OK, check, text)
-    if path["kind"] == "p2p" and path["verdict"] in ("corrupt", "hang"):
+    if path["kind"] == "p2p" and verdict in ("corrupt", "hang"):
         return Finding(Level.OK, check, f"{text} Services are planned without this path.")
     return Finding(Level.WARNING, check, text, advice)
+
+
+def _fault(condemned: Json, devices: Devices) -> str:
+    key, model = condemned["device"], condemned["name"]
+    who = (
+        f"{devices.names[key]} ({model})" if key in devices.names else f"GPU {condemned['number']} ({model})"
+    )
+    return f"{who} is {condemned['verdict']}: {' '.join(condemned['faults']) or 'no reason was recorded.'}"
+
+
+def _cordon_advice(path: Json, devices: Devices) -> str:
+    condemned = [each["device"] for each in path.get("condemned", [])]
+    if not condemned:  # of a router of an earlier release, or a probe that was cut off
+        return (
+            "Nothing should be woken on that GPU: vllmctl cordon DEVICE ('vllmctl status' shows devices); "
+            "then run ./box diagnose."
+        )
+    used = [devices.names.get(key, key) for key in condemned if key in devices.in_use]
+    if not used:
+        return "No service is on it; give it none before ./box diagnose finds it clean."
+    orders = ", ".join(f"vllmctl cordon {name}" for name in used)
+    return f"Nothing should be woken on it: {orders}; then run ./box diagnose."
 
 
 def _weights(weights: Json) -> Finding:

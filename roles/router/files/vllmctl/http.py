@@ -20,6 +20,14 @@ STREAM_SECONDS = 120.0
 Json = dict[str, Any]
 
 
+class RefusedError(CommandError):
+    """The router answered, with an error. `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def _on_this_machine() -> ssl.SSLContext:
     """For TLS to this very machine: its certificate names what clients call it, not its loopback address."""
     context = ssl.create_default_context()
@@ -71,7 +79,7 @@ def _opened(request: urllib.request.Request, seconds: float) -> Iterator[IO[byte
         with _OPENER.open(request, timeout=seconds) as answer:
             yield answer
     except urllib.error.HTTPError as error:
-        raise CommandError(_what_it_says(error)) from None
+        raise RefusedError(error.code, _what_it_says(error)) from None
     except TimeoutError:
         raise CommandError(f"The router at {_origin(url)} did not answer within {seconds:.0f} s.") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:

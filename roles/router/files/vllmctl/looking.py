@@ -14,6 +14,7 @@ from rich.live import Live
 
 from vllmctl import containers, doctor, exposition, findings, http, names, tables
 from vllmctl.errors import CommandError
+from vllmctl.models import Serving, deployed_mounts, serving
 from vllmctl.models import models as models_on_disk
 from vllmctl.session import Json, Session, console, print_json, say, warn
 
@@ -147,7 +148,8 @@ def list_command(context: typer.Context, as_json: JsonOption = False) -> None:
         warn(f"No verdicts: {error}")
         view = {"weights": []}
     verdicts = {each["model"]: each["verdict"] for each in view["weights"]}
-    found = models_on_disk(box.models, verdicts, containers.containers(box.instance))
+    known, missing = _serving(session)
+    found = models_on_disk(box.models, verdicts, known)
     if as_json:
         print_json({"models": [dataclasses.asdict(each) for each in found]})
     elif found:
@@ -156,6 +158,35 @@ def list_command(context: typer.Context, as_json: JsonOption = False) -> None:
             say(explanation)
     else:
         say(f"There is no model in {box.models}.")
+    if any(model.services is None for model in found):
+        warn(f"Who serves a model is not known where it says '?' (null in JSON). {' '.join(missing)}")
+
+
+def _serving(session: Session) -> tuple[Serving, list[str]]:
+    """Who serves which model, and sentences about what couldn't be asked."""
+    missing: list[str] = []
+    running: list[containers.Container] = []
+    deployed = status = None
+    try:
+        running = containers.asked(session.box.instance)
+        missing += [] if running else ["Docker shows no container of this instance."]
+    except CommandError as error:
+        missing.append(f"Docker can't be asked: {error}")
+    compose = session.box.root / "engines" / "compose.yml"
+    try:
+        deployed = list(deployed_mounts(compose.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        missing.append(f"{compose} can't be read: {reason}.")
+        status = _status_or_none(session)
+    return serving(running, deployed, status), missing
+
+
+def _status_or_none(session: Session) -> Json | None:
+    try:
+        return session.status()
+    except CommandError:
+        return None  # that the router doesn't answer was told with the verdicts
 
 
 def _show(look: Callable[[], RenderableType], again: bool, interval: float, count: int) -> None:

@@ -122,10 +122,10 @@ def findings(found: Sequence[Finding]) -> Table:
 
 
 def models(found: Sequence[Model]) -> Table:
-    """One line per model folder."""
+    """One line per model folder; `?`: who serves it is not known."""
     table = _table("MODEL", "SIZE", "VERDICT", "SERVED BY", "FOLDER")
     for model in found:
-        served = ", ".join(model.services) or "-"
+        served = "?" if model.services is None else ", ".join(model.services) or "-"
         table.add_row(
             escape(model.name), size(model.size_bytes), model.verdict or "-", served, escape(model.path)
         )

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from wake_router.clock import Clock
 
 PATH_KINDS: Final = ("p2p", "integrity")
+BAD_VERDICTS: Final = frozenset({"corrupt", "hang", "failed"})
 SCHEMA_VERSION: Final = 1
 LARGEST_DOCUMENT_BYTES: Final = 64 * 1024 * 1024
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -34,6 +35,18 @@ class Pair(BaseModel):
     verdict: str
 
 
+class CondemnedDevice(BaseModel):
+    """A GPU that a probe found bad by itself, with what it found. `device` is its key in the registry, where
+    the probe knows it; `number` its place among the GPUs, from 0.
+    """
+
+    device: str | None
+    number: int
+    name: str
+    verdict: str
+    faults: list[str]
+
+
 class PathEvidence(BaseModel):
     """The newest record of a probe of the GPUs. `suspicions` are sentences that revoke it."""
 
@@ -46,6 +59,7 @@ class PathEvidence(BaseModel):
     pairs: list[Pair]
     sentences: list[str]
     suspicions: list[str]
+    condemned: list[CondemnedDevice] = []
 
 
 class WeightsEvidence(BaseModel):
@@ -170,7 +184,24 @@ def _path_evidence(
         ],
         sentences=[str(sentence) for sentence in document.get("evidence") or []],
         suspicions=_suspicions(document, identity, marks),
+        condemned=list(_condemned(details, document.get("evidence") or [])),
     )
+
+
+def _condemned(details: Json, sentences: Iterable[Any]) -> Iterator[CondemnedDevice]:
+    """The probe of each GPU by itself has a verdict on each; its sentences begin with the GPU's place."""
+    told = [str(sentence) for sentence in sentences]
+    for place, device in enumerate(_objects(details, "devices")):
+        if device.get("verdict") in BAD_VERDICTS:
+            name, uuid = str(device.get("name", "GPU")), device.get("uuid")
+            start = f"GPU {place} ({name}): "
+            yield CondemnedDevice(
+                device=None if uuid is None else str(uuid),
+                number=place,
+                name=name,
+                verdict=str(device["verdict"]),
+                faults=[sentence.removeprefix(start) for sentence in told if sentence.startswith(start)],
+            )
 
 
 def _device(device: Json) -> str:
