@@ -440,8 +440,24 @@ def test_playbooks_without_services_check_the_box_all_the_same(workshop: Worksho
     assert stopping.code == 0, "what is declared wrong keeps nobody from stopping a box"
     purging = _check_box(workshop, *teardown, *_extra(vllm_service_purge="maybe"))
     assert "vllm_service_purge can't be used: 'maybe'" in _failed(purging)
+    assert "router_hold_max_seconds can't be used: 'abc'" in _failed(
+        _check_box(workshop, "-e", "router_hold_max_seconds=abc")
+    )
     old = _check_box(workshop, "-e", f"ansible_python_interpreter={old_python}")
     assert "is Python 3.9.2" in " ".join(_failed(old).split())
+
+
+def test_a_slip_in_what_a_playbook_reads_does_not_stop_another_instance(workshop: Workshop) -> None:
+    teardown = _extra(__vllm_service_reads=["frontdoor_", "vllm_service_purge"])
+    for slip, meant in (
+        ("frontdoor_instnace", "frontdoor_instance"),
+        ("vllm_service_prge", "vllm_service_purge"),
+    ):
+        output = _failed(_check_box(workshop, *teardown, "-e", f"{slip}=test"))
+        assert f"There is no variable {slip}." in output
+        assert f"Did you mean {meant}?" in output
+    elsewhere = _check_box(workshop, *teardown, "-e", "calibration_rouns=5", "-e", "router_hold=abc")
+    assert elsewhere.code == 0, elsewhere.output
 
 
 def test_a_missing_launcher_is_a_sentence(tmp_path: Path) -> None:

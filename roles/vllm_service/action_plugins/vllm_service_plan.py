@@ -135,7 +135,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         named = [each for each in wish.declaration.refusals if each.where == _INSTANCE_VARIABLE]
         # Who wants to stop a box must not have to mend what is declared for it first.
         reads = tuple(self._task.args.get("reads") or [""])
-        _refuse([*named, *(each for each in wish.misformed if each.where.startswith(reads))])
+        unread = {each.where for each in named}
+        misformed = [each for each in wish.misformed if each.where.startswith(reads)]
+        _refuse(
+            [
+                *named,
+                *_misspelt(wish, reads),
+                *(each for each in misformed if each.where not in unread),
+            ]
+        )
         self._run_module("ansible.builtin.ping", {}, task_vars)
         self._login()
         return {"changed": False, "msg": f"The box of the instance {wish.desired.instance.name} can be used."}
@@ -350,9 +358,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         found = planner.parse(raw, _documented().keys())
         refusals = (*unreadable, *found.refusals)
         told = {refusal.where for refusal in refusals}
-        untold = {name: value for name, value in variables.items() if name not in told}
-        misformed = tuple(arguments.misformed(untold, _documented(), templar.template))
-        return _Wish(raw, planner.Declaration(found.desired, (*refusals, *misformed)), misformed)
+        misformed = tuple(arguments.misformed(variables, _documented(), templar.template))
+        untold = (refusal for refusal in misformed if refusal.where not in told)
+        return _Wish(raw, planner.Declaration(found.desired, (*refusals, *untold)), misformed)
 
     def _role_defaults(self) -> dict[str, Any]:
         """The defaults of all roles here: what is planned doesn't depend on what a play imports."""
@@ -448,6 +456,18 @@ def _for_people(plan: planner.Plan) -> dict[str, Any]:
         "services": planner.questions(plan),
         "usage": planner.usage_lines(plan),
     }
+
+
+def _misspelt(wish: _Wish, reads: tuple[str, ...]) -> list[planner.Refusal]:
+    """Refusals of unknown variables that may be meant for one of those that begin so: without a slip in
+    frontdoor_instance being told, a teardown would remove another instance."""
+    known = _documented().keys()
+    unknown = (each for each in wish.declaration.refusals if each.where in wish.raw.keys() - known)
+    return [
+        each
+        for each in unknown
+        if each.where.startswith(reads) or (planner.nearest(each.where, known) or "").startswith(reads)
+    ]
 
 
 def _model_folders(wish: _Wish) -> list[str]:

@@ -20,6 +20,7 @@ from .render import ComposeProject, Rendering, render
 from .rules.arguments import check_answer, check_router_answer, commands
 from .rules.gate import cpu_devices_needed, probes_needed
 from .safety import engines_to_stop
+from .spelling import nearest
 from .table import plan_table, refusal_message
 from .usage import endpoint, questions, usage_lines
 
@@ -48,6 +49,7 @@ __all__ = [
     "engines_to_stop",
     "evidence_from_box",
     "merged",
+    "nearest",
     "parse",
     "plan",
     "plan_declaration",

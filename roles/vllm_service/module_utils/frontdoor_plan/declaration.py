@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 
-from . import router_settings, values
+from . import router_settings, spelling, values
 from .instance import (
     DEFAULT_INSTANCE,
     FIRST_SLOT,
@@ -22,9 +21,8 @@ from .instance import (
     Instance,
 )
 from .model import Desired, DeviceName, Refusal, RouterSettings, Service
-from .values import WrongValueError, shown
-
-T = TypeVar("T")
+from .parsing import Parsing, below, read_keys, refuse_unknown_keys
+from .values import WrongValueError
 
 PREFIXES = (
     "bundle_",
@@ -156,39 +154,13 @@ class Declaration:
     refusals: tuple[Refusal, ...]
 
 
-@dataclass
-class _Parsing:
-    """Collects refusals, so that one mistake does not hide the next."""
-
-    refusals: list[Refusal] = field(default_factory=list)
-
-    def refuse(self, where: str, what: str, why: str, remedy: str) -> None:
-        self.refusals.append(Refusal(where=where, what=what, why=why, remedy=remedy))
-
-    def take(self, where: str, value: Any, read: values.Reader[T], secret: bool = False) -> T | None:
-        """The value as `read` understands it, or None with a refusal."""
-        try:
-            return read(value)
-        except WrongValueError as wrong:
-            what = f"{where} can't be used" + ("." if secret else f": {shown(value)}.")
-            self.refuse(where, what, wrong.why, wrong.remedy)
-            return None
-
-    def optional(self, raw: Mapping[str, Any], name: str, read: values.Reader[T], default: T) -> T:
-        """The variable `name`, or the default where it is absent or wrong."""
-        if raw.get(name) is None:
-            return default
-        found = self.take(name, raw[name], read)
-        return default if found is None else found
-
-
 def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
     """Desired state from raw variables.
 
     `raw` holds every variable with one of PREFIXES (of those outside READ_VARIABLES only the names count);
     `known` holds all names that the roles' argument specifications document.
     """
-    parsing = _Parsing()
+    parsing = Parsing()
     _refuse_unknown_variables(parsing, raw, known)
     models_root = parsing.optional(raw, "vllm_service_models_root", _absolute_path, MODELS_ROOT)
     desired = Desired(
@@ -269,25 +241,18 @@ def _verdicts(value: Any) -> tuple[str, ...]:
     return verdicts
 
 
-def _refuse_unknown_variables(parsing: _Parsing, raw: Mapping[str, Any], known: Collection[str]) -> None:
+def _refuse_unknown_variables(parsing: Parsing, raw: Mapping[str, Any], known: Collection[str]) -> None:
     for name in sorted(raw):
         if name.startswith(PREFIXES) and name not in known:
             parsing.refuse(
                 name,
                 f"There is no variable {name}.",
                 "It begins like the variables of a vllm-frontdoor role, and no role reads it.",
-                _nearest(name, known),
+                spelling.remedy(name, known),
             )
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {near[0]}? Rename it, or remove it."
-    return "Remove it, or rename it if it is your own variable."
-
-
-def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
+def _instance(parsing: Parsing, raw: Mapping[str, Any]) -> Instance:
     name = parsing.optional(
         raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _INSTANCE_RULE), DEFAULT_INSTANCE
     )
@@ -301,7 +266,7 @@ def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
     )
 
 
-def _router(parsing: _Parsing, raw: Mapping[str, Any]) -> RouterSettings:
+def _router(parsing: Parsing, raw: Mapping[str, Any]) -> RouterSettings:
     settings: dict[str, Any] = {"image": ""}
     for key, read in _ROUTER_READERS.items():
         name = f"router_{key}"
@@ -312,7 +277,7 @@ def _router(parsing: _Parsing, raw: Mapping[str, Any]) -> RouterSettings:
     return RouterSettings(**settings, settings=further, secrets=_router_secrets(parsing, raw))
 
 
-def _router_environment(parsing: _Parsing, raw: Mapping[str, Any]) -> dict[str, str]:
+def _router_environment(parsing: Parsing, raw: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for setting in router_settings.SETTINGS:
         value = raw.get(f"router_{setting.key}")
@@ -324,7 +289,7 @@ def _router_environment(parsing: _Parsing, raw: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def _router_secrets(parsing: _Parsing, raw: Mapping[str, Any]) -> router_settings.Secrets:
+def _router_secrets(parsing: Parsing, raw: Mapping[str, Any]) -> router_settings.Secrets:
     found: dict[str, Any] = {}
     for key, read in router_settings.SECRET_READERS.items():
         if raw.get(f"router_{key}") is not None:
@@ -342,7 +307,7 @@ def _router_secrets(parsing: _Parsing, raw: Mapping[str, Any]) -> router_setting
     return secrets
 
 
-def _services(parsing: _Parsing, raw: Any, models_root: str) -> tuple[Service, ...]:
+def _services(parsing: Parsing, raw: Any, models_root: str) -> tuple[Service, ...]:
     where = "vllm_service_services"
     if not isinstance(raw, Mapping) or not raw:
         remedy = f"Write {where}: {{text: {{slot: 1, model: NAME, devices: [gpu0], memory_fraction: 0.5}}}}."
@@ -358,13 +323,8 @@ def _services(parsing: _Parsing, raw: Any, models_root: str) -> tuple[Service, .
     return tuple(services)
 
 
-def _below(where: str, raw_name: Any) -> str:
-    """The place of an entry, as a person finds it."""
-    return f"{where}.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
-
-
-def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> Service | None:
-    where = _below("vllm_service_services", raw_name)
+def _service(parsing: Parsing, raw_name: Any, wish: Any, models_root: str) -> Service | None:
+    where = below("vllm_service_services", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
@@ -374,8 +334,8 @@ def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> S
             f"Write {where}: {{slot: 1, model: NAME, devices: [gpu0]}}.",
         )
         return None
-    _refuse_unknown_keys(parsing, where, wish, SERVICE_KEYS)
-    found = _read_keys(parsing, where, wish, _SERVICE_READERS)
+    refuse_unknown_keys(parsing, where, wish, SERVICE_KEYS)
+    found = read_keys(parsing, where, wish, _SERVICE_READERS)
     environment = _environment(parsing, f"{where}.environment", wish.get("environment"))
     _refuse_missing_keys(parsing, where, wish)
     if name is None or not all(key in found for key in _REQUIRED_SERVICE_KEYS):
@@ -384,13 +344,13 @@ def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> S
     return Service(**{**found, **derived})
 
 
-def _environment(parsing: _Parsing, where: str, raw: Any) -> dict[str, str]:
+def _environment(parsing: Parsing, where: str, raw: Any) -> dict[str, str]:
     """Environment variables: names to texts. Values stay out of messages."""
     wish = None if raw is None else parsing.take(where, raw, values.mapping, secret=True)
     found: dict[str, str] = {}
     for raw_name, raw_value in (wish or {}).items():
         name = parsing.take(where, raw_name, values.environment_name)
-        value = parsing.take(_below(where, raw_name), raw_value, values.environment_value, secret=True)
+        value = parsing.take(below(where, raw_name), raw_value, values.environment_value, secret=True)
         if name is not None and value is not None:
             found[name] = value
     return found
@@ -402,33 +362,7 @@ def _model_path(found: Mapping[str, Any], models_root: str) -> str:
     return path.rstrip("/") or "/"
 
 
-def _read_keys(
-    parsing: _Parsing, where: str, wish: Mapping[Any, Any], readers: Mapping[str, values.Reader[Any]]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, read in readers.items():
-        if wish.get(key) is None:  # an empty line in YAML means the default
-            continue
-        value = parsing.take(f"{where}.{key}", wish[key], read)
-        if value is not None:
-            found[key] = value
-    return found
-
-
-def _refuse_unknown_keys(
-    parsing: _Parsing, where: str, wish: Mapping[Any, Any], known: Collection[str]
-) -> None:
-    for key in sorted(key if isinstance(key, str) else shown(key) for key in wish):
-        if key not in known:
-            parsing.refuse(
-                f"{where}.{key}",
-                f"{where} has no setting {shown(key)}.",
-                f"Known are: {', '.join(known)}.",
-                _nearest(key, known),
-            )
-
-
-def _refuse_missing_keys(parsing: _Parsing, where: str, wish: Mapping[Any, Any]) -> None:
+def _refuse_missing_keys(parsing: Parsing, where: str, wish: Mapping[Any, Any]) -> None:
     why = {
         "slot": "The slot fixes a service's addresses and ports, so that they stay when others come and go.",
         "model": "The model is what the engine serves.",
@@ -444,7 +378,7 @@ def _refuse_missing_keys(parsing: _Parsing, where: str, wish: Mapping[Any, Any])
             parsing.refuse(where, f"{where} has no {key}.", why[key], remedy[key])
 
 
-def _device_names(parsing: _Parsing, raw: Any) -> tuple[DeviceName, ...]:
+def _device_names(parsing: Parsing, raw: Any) -> tuple[DeviceName, ...]:
     where = "vllm_service_devices"
     if raw is None:
         return ()
@@ -460,8 +394,8 @@ def _device_names(parsing: _Parsing, raw: Any) -> tuple[DeviceName, ...]:
     return tuple(sorted((device for device in found if device), key=lambda device: device.name))
 
 
-def _device_name(parsing: _Parsing, raw_name: Any, wish: Any) -> DeviceName | None:
-    where = _below("vllm_service_devices", raw_name)
+def _device_name(parsing: Parsing, raw_name: Any, wish: Any) -> DeviceName | None:
+    where = below("vllm_service_devices", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
@@ -471,8 +405,8 @@ def _device_name(parsing: _Parsing, raw_name: Any, wish: Any) -> DeviceName | No
             f'Write {where}: {{cores: "0"}}.',
         )
         return None
-    _refuse_unknown_keys(parsing, where, wish, tuple(_DEVICE_READERS))
-    found = _read_keys(parsing, where, wish, _DEVICE_READERS)
+    refuse_unknown_keys(parsing, where, wish, tuple(_DEVICE_READERS))
+    found = read_keys(parsing, where, wish, _DEVICE_READERS)
     if len([key for key in _DEVICE_READERS if wish.get(key) is not None]) != 1:
         parsing.refuse(
             where,
