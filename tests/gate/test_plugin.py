@@ -139,7 +139,7 @@ def test_arguments_of_roles_that_come_later_are_checked_by_the_declaration(works
         "why: It is a text; needed is a whole number. what to do: Write a whole number, or leave it out.",
         "model_files_packages can't be used: 'abc'.",
         "container_engine_install can't be used: 'maybe'.",
-        "Missing required arguments: files, requirement, source found in model_files_small_models",
+        "model_files_small_models needs files, requirement, source as well.",
         "gpu_diag_room_timeout can't be evaluated.",
     ):
         assert part in output
@@ -153,6 +153,8 @@ def test_what_is_not_known_yet_is_left_to_its_role(workshop: Workshop) -> None:
         "container_engine_install": "{{ __my_answer.stdout }}",
         "gpu_diag_rehash": "{{ my_wish | mandatory }}",
         "engine_image_base": {"image": "{{ ansible_facts.distribution | lower }}"},
+        "engine_image_recipe": "{{ my_recipe }}",
+        "my_recipe": "{{ ansible_facts.my_recipe | default('gathered later') }}",
     }
     run = _run(workshop, "rehearsal", None, *_extra(**later))
     assert run.code == 0, run.output
