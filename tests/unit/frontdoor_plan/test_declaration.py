@@ -140,6 +140,11 @@ def test_where_nothing_is_declared_the_usual_reasons_are_named(nothing: object) 
     [
         ("vllm_service_memory_limit", "88%", "0.88"),
         ("vllm_service_memory_limit", 88, "0.88"),
+        ("vllm_service_memory_limit", 10, "0.1"),
+        ("vllm_service_memory_limit", "5%", "0.05"),
+        ("vllm_service_memory_limit", 1.5, "0.88"),
+        ("vllm_service_memory_limit", 2, "0.88"),
+        ("vllm_service_memory_limit", "1.0001", "0.88"),
         ("vllm_service_memory_limit", "0,5", "0.5"),
         ("vllm_service_memory_limit", "most", "0.88"),
         ("vllm_service_memory_limit", "0%", "0.88"),
