@@ -121,6 +121,22 @@ def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: W
         assert part in output
 
 
+def test_what_can_not_be_evaluated_is_one_reason(workshop: Workshop) -> None:
+    services = {"text": {"slot": 1, "model": "{{ foo }}", "devices": ["left"]}}
+    output = " ".join(
+        _failed(_run(workshop, "rehearsal", None, *_extra(vllm_service_services=services))).split()
+    )
+    assert "There is no plan: 1 reason stands against it." in output
+    assert "'foo' is undefined" in output
+
+
+def test_services_under_another_name_are_found(workshop: Workshop) -> None:
+    wrong = _extra(vllm_service_services={}, vllm_services={"text": {"slot": 1}})
+    output = " ".join(_failed(_run(workshop, "rehearsal", None, *wrong)).split())
+    assert "There is no plan: 1 reason stands against it." in output
+    assert "vllm_services is set; did you mean vllm_service_services?" in output
+
+
 def test_arguments_of_roles_that_come_later_are_checked_by_the_declaration(workshop: Workshop) -> None:
     wrong = ("engine_image_source=registri", "calibration_rounds=abc", "model_files_packages=abc")
     packages = [{"name": "m"}]

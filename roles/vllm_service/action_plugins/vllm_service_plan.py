@@ -355,8 +355,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     raw[name] = plain(templar.template(variables[name]))
                 except AnsibleError as error:
                     unreadable.append(not_evaluated(name, error))
-        found = planner.parse(raw, _documented().keys())
-        refusals = (*unreadable, *found.refusals)
+        others = [name for name in variables if not name.startswith((*planner.PREFIXES, "_", "ansible_"))]
+        found = planner.parse(raw, _documented().keys(), others)
+        unread = {refusal.where for refusal in unreadable}  # for the planner these aren't set at all
+        refusals = (*unreadable, *(each for each in found.refusals if each.where not in unread))
         told = {refusal.where for refusal in refusals}
         misformed = tuple(arguments.misformed(variables, _documented(), templar.template))
         untold = (refusal for refusal in misformed if refusal.where not in told)

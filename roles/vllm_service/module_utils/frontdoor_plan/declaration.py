@@ -22,7 +22,7 @@ from .instance import (
 )
 from .model import Desired, DeviceName, Refusal, RouterSettings, Service
 from .parsing import Parsing, below, read_keys, refuse_unknown_keys
-from .values import WrongValueError
+from .values import WrongValueError, shown
 
 PREFIXES = (
     "bundle_",
@@ -41,6 +41,8 @@ is of no one role: several read what begins so, such as the instance."""
 _NAME_RULE = "1 to 31 lower-case letters, digits and hyphens, beginning with no hyphen"
 _INSTANCE_RULE = f"{_NAME_RULE}; not {', '.join(SHARED_FOLDERS[:-1])} or {SHARED_FOLDERS[-1]}"
 _WEIGHT_VERDICTS = ("verified", "values_only", "structure_only", "unverified")
+_SERVICES = "vllm_service_services"
+_MEANT_FOR_SERVICES = 0.7
 _MINUTES_OF_A_YEAR = 525_600
 _SERVICES_ELSEWHERE = (
     "If you wrote it: services in group_vars/gpu_boxes/services.yml are those of machines in the group "
@@ -154,21 +156,25 @@ class Declaration:
     refusals: tuple[Refusal, ...]
 
 
-def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
+def parse(raw: Mapping[str, Any], known: Collection[str], others: Collection[str] = ()) -> Declaration:
     """Desired state from raw variables.
 
     `raw` holds every variable with one of PREFIXES (of those outside READ_VARIABLES only the names count);
-    `known` holds all names that the roles' argument specifications document.
+    `known` holds all names that the roles' argument specifications document; `others` those of variables
+    that begin like none of ours, among which may be what somebody meant for the services.
     """
     parsing = Parsing()
     _refuse_unknown_variables(parsing, raw, known)
     models_root = parsing.optional(raw, "vllm_service_models_root", _absolute_path, MODELS_ROOT)
+    device_names = _device_names(parsing, raw.get("vllm_service_devices"))
     desired = Desired(
         instance=_instance(parsing, raw),
         image=parsing.optional(raw, "vllm_service_image", values.word, ""),
         router=_router(parsing, raw),
-        services=_services(parsing, raw.get("vllm_service_services"), models_root),
-        device_names=_device_names(parsing, raw.get("vllm_service_devices")),
+        services=_services(parsing, raw, models_root, others),
+        models_root=models_root,
+        device_names=device_names,
+        unread_devices=_unread_devices(raw.get("vllm_service_devices"), device_names),
         environment=_environment(parsing, "vllm_service_environment", raw.get("vllm_service_environment")),
         memory_limit=parsing.optional(
             raw,
@@ -307,31 +313,76 @@ def _router_secrets(parsing: Parsing, raw: Mapping[str, Any]) -> router_settings
     return secrets
 
 
-def _services(parsing: Parsing, raw: Any, models_root: str) -> tuple[Service, ...]:
-    where = "vllm_service_services"
+def _services(
+    parsing: Parsing, variables: Mapping[str, Any], models_root: str, others: Collection[str]
+) -> tuple[Service, ...]:
+    raw = variables.get("vllm_service_services")
+    example = _example(raw, variables.get("vllm_service_devices"))
     if not isinstance(raw, Mapping) or not raw:
-        remedy = f"Write {where}: {{text: {{slot: 1, model: NAME, devices: [gpu0], memory_fraction: 0.5}}}}."
+        meant = None if raw else spelling.nearest(_SERVICES, others, likeness=_MEANT_FOR_SERVICES)
+        guess = f"{meant} is set; did you mean {_SERVICES}? " if meant else ""
         parsing.refuse(
-            where,
-            f"{where} is {values.kind_of(raw) if raw else 'empty'}; needed is a mapping of services.",
+            _SERVICES,
+            f"{_SERVICES} is {values.kind_of(raw) if raw else 'empty'}; needed is a mapping of services.",
             "A front door without a service answers nothing.",
-            remedy if raw else f"{remedy} {_SERVICES_ELSEWHERE}",
+            f"{guess}Write {_SERVICES}: {{text: {example}}}.{'' if raw else f' {_SERVICES_ELSEWHERE}'}",
         )
         return ()
-    found = (_service(parsing, name, wish, models_root) for name, wish in raw.items())
+    stray = _refuse_stray_settings(parsing, raw)
+    wishes = {name: wish for name, wish in raw.items() if name not in stray and (wish or not stray)}
+    found = (_service(parsing, name, wish, models_root, example) for name, wish in wishes.items())
     services = sorted((service for service in found if service), key=lambda service: service.name)
     return tuple(services)
 
 
-def _service(parsing: Parsing, raw_name: Any, wish: Any, models_root: str) -> Service | None:
-    where = below("vllm_service_services", raw_name)
+def _refuse_stray_settings(parsing: Parsing, raw: Mapping[Any, Any]) -> list[str]:
+    """Settings where services' names belong, since they aren't indented: one slip, told once."""
+    stray = [name for name, wish in raw.items() if name in SERVICE_KEYS and _is_setting(name, wish)]
+    if stray:
+        bare = [name if isinstance(name, str) else shown(name) for name, wish in raw.items() if not wish]
+        beside = " and ".join(name for name in bare if name not in stray)
+        listed = ", ".join(stray)
+        parsing.refuse(
+            _SERVICES,
+            f"{listed} {'stands' if len(stray) == 1 else 'stand'} beside {beside or 'the services'}.",
+            "What a service is set to stands below its name; beside it, it would be a service itself.",
+            f"Indent {listed} below {beside or 'the service that is meant'}.",
+        )
+    return stray
+
+
+def _is_setting(name: str, wish: Any) -> bool:
+    """A service may be named like a setting; then it is a mapping of settings itself."""
+    if isinstance(wish, Mapping):
+        return name == "environment" and not any(key in SERVICE_KEYS for key in wish)
+    return wish is not None
+
+
+def _example(services: Any, devices: Any) -> str:
+    """A service as it may be written here: with a free slot, on a device that there may be."""
+    named = devices if isinstance(devices, Mapping) else {}
+    on_cores = (name for name, wish in named.items() if isinstance(wish, Mapping) and wish.get("cores"))
+    cores = next((name for name in on_cores if isinstance(name, str)), None)
+    place = "devices: [gpu0], memory_fraction: 0.5" if cores is None else f"devices: [{cores}]"
+    return f"{{slot: {_free_slot(services)}, model: NAME, {place}}}"
+
+
+def _free_slot(services: Any) -> int:
+    wishes = services.values() if isinstance(services, Mapping) else ()
+    taken = {shown(wish.get("slot")).strip(" '\"") for wish in wishes if isinstance(wish, Mapping)}
+    free = (slot for slot in range(FIRST_SLOT, LAST_SLOT + 1) if str(slot) not in taken)
+    return next(free, FIRST_SLOT)
+
+
+def _service(parsing: Parsing, raw_name: Any, wish: Any, models_root: str, example: str) -> Service | None:
+    where = below(_SERVICES, raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
             where,
             f"{where} is {values.kind_of(wish)}; needed is a mapping.",
-            "A service has at least a slot, a model and devices.",
-            f"Write {where}: {{slot: 1, model: NAME, devices: [gpu0]}}.",
+            "A service has at least a slot, a model and devices, and on GPUs a share of their memory.",
+            f"Write {where}: {example}.",
         )
         return None
     refuse_unknown_keys(parsing, where, wish, SERVICE_KEYS)
@@ -394,6 +445,12 @@ def _device_names(parsing: Parsing, raw: Any) -> tuple[DeviceName, ...]:
     return tuple(sorted((device for device in found if device), key=lambda device: device.name))
 
 
+def _unread_devices(raw: Any, read: tuple[DeviceName, ...]) -> frozenset[str]:
+    """Names of devices whose declaration could not be understood."""
+    names = raw if isinstance(raw, Mapping) else {}
+    return frozenset(name for name in names if isinstance(name, str)) - {device.name for device in read}
+
+
 def _device_name(parsing: Parsing, raw_name: Any, wish: Any) -> DeviceName | None:
     where = below("vllm_service_devices", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
@@ -407,7 +464,10 @@ def _device_name(parsing: Parsing, raw_name: Any, wish: Any) -> DeviceName | Non
         return None
     refuse_unknown_keys(parsing, where, wish, tuple(_DEVICE_READERS))
     found = read_keys(parsing, where, wish, _DEVICE_READERS)
-    if len([key for key in _DEVICE_READERS if wish.get(key) is not None]) != 1:
+    given = [key for key in _DEVICE_READERS if wish.get(key) is not None]
+    if not given and wish.keys() - _DEVICE_READERS.keys():
+        return None  # what it was meant to be is named by a key that was refused
+    if len(given) != 1:
         parsing.refuse(
             where,
             f"{where} does not name exactly one thing.",

@@ -8,9 +8,10 @@ from collections.abc import Collection
 _LIKENESS = 0.6
 
 
-def nearest(name: str, known: Collection[str]) -> str | None:
-    """The known name that is most like this one; None where none is like it."""
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_LIKENESS)
+def nearest(name: str, known: Collection[str], likeness: float = _LIKENESS) -> str | None:
+    """The known name that is most like this one; None where none is like it. `likeness` is difflib's ratio:
+    from 0 (nothing in common) to 1 (the same)."""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=likeness)
     return near[0] if near else None
 
 
