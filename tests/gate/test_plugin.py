@@ -91,6 +91,13 @@ def test_check_mode_asks_for_the_same_and_changes_nothing(
     assert [asked | {"check_mode": True} for asked in real] == list(run.asked_for)
 
 
+def test_check_mode_says_what_it_takes_for_granted(workshop: Workshop, deployed: dict[str, Run]) -> None:
+    output = _run(workshop, "rehearsal", _unproven("rehearsal"), "--check").output
+    said = "Taken for granted, and shown by ./box site: weights of text, embed; integrity test of left, right"
+    assert said in output
+    assert "Taken for granted" not in deployed["rehearsal"].output
+
+
 def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: Workshop) -> None:
     services = {
         "text": {"slot": 1, "model": "a", "devices": ["left"], "environment": {"NCCL_P2P_DISABLE": 0}},

@@ -80,6 +80,8 @@ class _Work:
     plan: planner.Plan
     rendering: planner.Rendering
     earlier: deployment.Earlier | None = None
+    granted: tuple[str, ...] = ()
+    """What a run in check mode could not look at, since an earlier task of the real run would make it."""
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -179,7 +181,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         work = self._work(self._wish(task_vars), None, task_vars)
-        return {"changed": False, "plan": planner.plan_table(work.plan)}
+        return {"changed": False, "plan": planner.plan_table(work.plan, work.granted)}
 
     def _deploy_router(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         wish = self._wish(task_vars)
@@ -291,7 +293,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         earlier = None
         if release is not None and before is not None:
             earlier = self._earlier(release.name, before, box, task_vars)
-        return _Work(wish, plan, rendering, earlier)
+        return _Work(wish, plan, rendering, earlier, self._granted(wish, box))
 
     def _earlier(
         self, name: str, before: _Wish, box: Mapping[str, Any], task_vars: dict[str, Any]
@@ -302,9 +304,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return None
         return deployment.Earlier(name, planner.render(plan, _role_file("launcher.py")), plan)
 
-    def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
+    def _found(self, box: Mapping[str, Any]) -> tuple[planner.Discovered, planner.Evidence]:
         discovered = planner.discovered_from_box(box, is_root=self._login().is_root)
-        evidence = planner.evidence_from_box(box)
+        return discovered, planner.evidence_from_box(box)
+
+    def _granted(self, wish: _Wish, box: Mapping[str, Any]) -> tuple[str, ...]:
+        return planner.taken_for_granted(wish.desired, *self._found(box)) if self._task.check_mode else ()
+
+    def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
+        discovered, evidence = self._found(box)
         if self._task.check_mode:
             discovered, evidence = planner.predict(wish.desired, discovered, evidence)
         return planner.plan_declaration(wish.declaration, discovered, evidence)

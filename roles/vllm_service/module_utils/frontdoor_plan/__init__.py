@@ -14,7 +14,7 @@ from .evidence import Evidence
 from .instance import Instance
 from .model import Desired, Discovered, Plan, Refusal
 from .planning import check_declaration, merged, plan, plan_declaration
-from .prediction import UNKNOWN_IMAGE_ID, predict
+from .prediction import UNKNOWN_IMAGE_ID, predict, taken_for_granted
 from .releasing import declaration_of_release, release_content, release_files
 from .render import ComposeProject, Rendering, render
 from .rules.arguments import check_answer, check_router_answer, commands
@@ -61,5 +61,6 @@ __all__ = [
     "release_content",
     "release_files",
     "render",
+    "taken_for_granted",
     "usage_lines",
 ]

@@ -14,8 +14,11 @@ _HABITS = ("service", "idle: sleeps", "idle: offloads", "level 2", "aliases")
 _LEVEL_2 = {"auto": "once proven", "always": "always", "never": "never"}
 
 
-def plan_table(plan: Plan) -> str:
-    """The plan as text: who runs where, with how much, and in which order they start."""
+def plan_table(plan: Plan, granted: Sequence[str] = ()) -> str:
+    """The plan as text: who runs where, with how much, and in which order they start.
+
+    `granted` names what was not looked at yet, where a plan is made before it could be.
+    """
     rows = [row for device in plan.devices for row in _device_rows(plan, device)]
     headings = (
         ("device", "cores", "service", "task", "model", "KV cache")
@@ -36,6 +39,7 @@ def plan_table(plan: Plan) -> str:
             _host_line(plan),
             *_paths(plan),
             *(f"Warning: {warning}" for warning in plan.warnings),
+            *([f"Taken for granted, and shown by ./box site: {'; '.join(granted)}"] if granted else []),
         ]
     )
 
