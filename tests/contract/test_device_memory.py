@@ -93,7 +93,7 @@ def test_what_is_allowed_and_what_is_used_follow_the_depth(engines: Engines, rou
     ):
         assert router.order(f"services/text/{order}").status_code == 200
         found = comes_to(router, GPU, used_bytes=used, planned_bytes=allowed, over_plan=False)
-        assert (found["name"], found["kind"], found["problems"]) == (f"the {GPU}", "cuda", [])
+        assert (found["name"], found["kind"], found["problems"]) == ("gpu1", "cuda", [])
         assert found["shares"][0]["depth"] == depth
         assert router.status("text")["memory"]["device_bytes"] == used
     shown = metrics(router)

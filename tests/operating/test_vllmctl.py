@@ -111,27 +111,44 @@ def test_drain_holds_and_prove_ends_it(frontdoor: Frontdoor) -> None:
 
 
 def test_a_cordon_is_ordered_shown_and_ended(frontdoor: Frontdoor) -> None:
-    told = frontdoor.succeed("cordon", "cpu:left")
+    """By what people call the device, and by its key."""
+    assert frontdoor.succeed("status").splitlines()[1].split().count("left") == 1
+    told = frontdoor.succeed("cordon", "left")
     assert told.startswith(
-        "cpu:left is cordoned: nothing is woken on it. When it is well: vllmctl uncordon cpu:left"
+        "left is cordoned: nothing is woken on it. When it is well: vllmctl uncordon left."
     )
     assert told.rstrip().endswith("Awake on it, and serving: text.")
-    assert "cpu:left is cordoned: nothing on it is woken; vllmctl uncordon cpu:left" in frontdoor.succeed(
-        "status"
-    )
+    assert "left is cordoned: nothing on it is woken; vllmctl uncordon left" in frontdoor.succeed("status")
+    assert "left is cordoned: once it sleeps, it isn't woken again" in frontdoor.succeed("why", "text")
     frontdoor.succeed("sleep", "text")
-    assert "can't be woken. Cordoned: cpu:left (vllmctl uncordon cpu:left)." in frontdoor.fail("up", "text")
-    assert "When it is well: vllmctl uncordon cpu:left" in frontdoor.run("doctor").out
-    assert frontdoor.succeed("uncordon", "cpu:left") == "cpu:left is no longer cordoned.\n"
-    assert frontdoor.succeed("uncordon", "cpu:left") == "cpu:left was not cordoned.\n"
+    assert "can't be woken. Cordoned: left (vllmctl uncordon left)." in frontdoor.fail("up", "text")
+    assert "Its device left is cordoned: it isn't woken (vllmctl unc" in frontdoor.succeed("why", "text")
+    pinned = frontdoor.succeed("pin", "text")
+    assert "It isn't woken before its device is allowed again: vllmctl uncordon left" in pinned
+    frontdoor.succeed("unpin", "text")
+    assert "is cordoned" in frontdoor.run("doctor").out
+    assert frontdoor.succeed("uncordon", "CPU:left") == "CPU:left is no longer cordoned.\n"
+    assert frontdoor.succeed("uncordon", "left") == "left was not cordoned.\n"
     assert frontdoor.succeed("up", "text") == "text is awake.\n"
-    assert "No service runs on a device 'nosuch'" in frontdoor.fail("cordon", "nosuch")
+    unknown = frontdoor.fail("cordon", "nosuch")
+    assert f"There is no device 'nosuch'; there are: gpu1 ({GPU}), left (cpu:left)." in unknown
 
 
 def test_restart_gives_the_engine_a_new_process(frontdoor: Frontdoor) -> None:
     before = frontdoor.router.status("text")["incarnation"]
     assert frontdoor.succeed("restart", "text") == "text is awake.\n"
     assert frontdoor.router.status("text")["incarnation"] != before
+
+
+def test_a_restart_of_what_was_drained_says_that_requests_still_wait(frontdoor: Frontdoor) -> None:
+    frontdoor.succeed("drain", "text", "--deadline", "5")
+    told = frontdoor.succeed("restart", "text")
+    assert told.startswith(
+        "text is awake.\nIt is in maintenance as before: its requests wait until vllmctl prove"
+    )
+    assert frontdoor.succeed("sleep", "text").startswith("text is sleeping.\nIt is in maintenance as before")
+    frontdoor.succeed("prove", "text")
+    assert frontdoor.succeed("up", "text") == "text is awake.\n"
 
 
 def test_why_tells_reasons_and_what_happened(frontdoor: Frontdoor) -> None:

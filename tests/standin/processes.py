@@ -177,7 +177,7 @@ class Router:
             "devices": [
                 {
                     "device": device,
-                    "name": f"the {device}",
+                    "name": "gpu1" if device.startswith("GPU-") else device.removeprefix("cpu:"),
                     "kind": "cuda" if device.startswith("GPU-") else "cpu",
                     "total_bytes": total,
                     "limit_bytes": total * 88 // 100,

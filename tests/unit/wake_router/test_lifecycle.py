@@ -316,8 +316,8 @@ def test_what_is_cordoned_and_asleep_is_not_said_to_be_offloaded_soon() -> None:
     """From sleep, the way to level 2 is a wake."""
     member = fleet_of(text=ServiceState(depth=Depth.SLEEPING, incarnation="one")).members["text"]
     cordoned = Fleet(members={"text": replace(member, policy=replace(POLICY, cordoned=True))})
-    told = " ".join(explain(cordoned, "text", 20.0, "allowed", Asking()))
-    assert "A device of it is cordoned: from sleep it isn't woken" in told
+    told = " ".join(explain(cordoned, "text", 20.0, "allowed", Asking(), ["gpu0"]))
+    assert "Its device gpu0 is cordoned: it isn't woken (vllmctl uncordon gpu0)." in told
     assert "it is offloaded in" not in told
     free = " ".join(explain(Fleet(members={"text": member}), "text", 20.0, "allowed", Asking()))
     assert "it is offloaded in 80 s" in free
@@ -325,7 +325,7 @@ def test_what_is_cordoned_and_asleep_is_not_said_to_be_offloaded_soon() -> None:
 
 @pytest.mark.parametrize(
     ("pinned", "waited", "reason"),
-    [(True, 0.0, "it is pinned"), (False, 200.0, "on its way to level 2")],
+    [(True, 0.0, "it was pinned"), (False, 200.0, "on its way to level 2")],
     ids=["pinned", "idle for long"],
 )
 def test_a_wake_without_a_request_has_one_reason(pinned: bool, waited: float, reason: str) -> None:

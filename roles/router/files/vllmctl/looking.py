@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from vllmctl import containers, doctor, exposition, findings, http, tables
+from vllmctl import containers, doctor, exposition, findings, http, names, tables
 from vllmctl.errors import CommandError
 from vllmctl.models import models as models_on_disk
 from vllmctl.session import Json, Session, console, print_json, say, warn
@@ -46,8 +46,8 @@ def status(
         return
     _show(lambda: _status_table(session), watch, interval, count)
     if not watch:
-        found = session.status()
-        for device in found.get("cordoned", []):
+        found = names.with_device_names(session.status())
+        for device in found["cordoned"]:
             say(f"{device} is cordoned: nothing on it is woken; vllmctl uncordon {device} ends it.")
         for service in found["services"]:
             name, conditions = service["name"], service["conditions"]
@@ -58,7 +58,7 @@ def status(
 
 
 def _status_table(session: Session) -> RenderableType:
-    services = session.status()["services"]
+    services = names.with_device_names(session.status())["services"]
     memory = containers.memory_by_service(containers.containers(session.box.instance))
     return tables.status(services, memory)
 

@@ -16,6 +16,20 @@ def names_of(service: Json) -> list[str]:
     return [str(service["name"]), *map(str, service.get("aliases", [])), str(service["model"])]
 
 
+def with_device_names(status: Json) -> Json:
+    """The router's status with devices as people call them, where the deployment has said so."""
+    names = {each["device"]: each["name"] for each in status.get("device_memory", [])}
+    named = [
+        {**service, "devices": [names.get(key, key) for key in service["devices"]]}
+        for service in status["services"]
+    ]
+    return {
+        **status,
+        "services": named,
+        "cordoned": [names.get(key, key) for key in status.get("cordoned", [])],
+    }
+
+
 def resolve(services: Sequence[Json], wanted: str) -> Json:
     """The service of that name, alias or model, in any case; raises CommandError with the nearest one."""
     known = {name.casefold(): service for service in services for name in reversed(names_of(service))}

@@ -36,10 +36,10 @@ def complete_service(context: typer.Context, incomplete: str) -> list[str]:
 def complete_device(context: typer.Context, incomplete: str) -> list[str]:
     """Names of devices, for the shell's completion."""
     try:
-        services = Session(context.find_root().params.get("instance")).status()["services"]
+        status = names.with_device_names(Session(context.find_root().params.get("instance")).status())
     except CommandError:
         return []
-    known = sorted({device for service in services for device in service["devices"]})
+    known = sorted({device for service in status["services"] for device in service["devices"]})
     return [name for name in known if name.startswith(incomplete)]
 
 
@@ -126,7 +126,7 @@ def _depth(session: Session, wanted: str, order: str, timeout: float, as_json: b
         print_json({"services": answers} if everything else answers[0])
     else:
         for answer in answers:
-            say(f"{answer['service']} is {answer['depth'].replace('_', ' ')}.")
+            _say_depth(session, answer)
     if failures:
         raise CommandError(" ".join(failures))
 
@@ -153,9 +153,24 @@ def _simple(session: Session, wanted: str, order: str, as_json: bool, sentence: 
         say(f"{name} was not pinned ({answer['depth'].replace('_', ' ')}).")
     else:
         say(sentence.format(service=name, depth=answer["depth"].replace("_", " ")))
-        cordoned = sorted(set(session.status().get("cordoned", [])).intersection(before["devices"]))
-        if order == "pin" and answer["depth"] != "awake" and cordoned:
-            say(f"It isn't woken before its device is allowed again: vllmctl uncordon {cordoned[0]}")
+        if order == "pin" and answer["depth"] != "awake":
+            _say_cordoned(session, name)
+
+
+def _say_depth(session: Session, answer: Json) -> None:
+    """Where a service is now; and that its requests wait all the same, where it was drained before."""
+    name = answer["service"]
+    say(f"{name} is {answer['depth'].replace('_', ' ')}.")
+    conditions = names.resolve(session.status()["services"], name)["conditions"]
+    if {"draining", "maintenance"} & set(conditions):
+        say(f"It is in maintenance as before: its requests wait until vllmctl prove {name} ends that.")
+
+
+def _say_cordoned(session: Session, name: str) -> None:
+    status = names.with_device_names(session.status())
+    cordoned = set(status["cordoned"]).intersection(names.resolve(status["services"], name)["devices"])
+    if cordoned:
+        say(f"It isn't woken before its device is allowed again: vllmctl uncordon {min(cordoned)}")
 
 
 def drain(
@@ -214,17 +229,16 @@ def restart(
     if as_json:
         print_json(answer)
     else:
-        say(f"{name} is {answer['depth'].replace('_', ' ')}.")
+        _say_depth(session, answer)
 
 
 def cordon(context: typer.Context, device: DeviceName, as_json: JsonOption = False) -> None:
     """Wake nothing on a device until 'uncordon'. What is awake on it goes on."""
-    session: Session = context.obj
-    answer = session.order(f"devices/{quote(device, safe='')}/cordon", http.QUICK_SECONDS)
+    answer, after = _cordon(context.obj, device, "cordon")
     if as_json:
         print_json(answer)
         return
-    on_it = [each for each in session.status()["services"] if device in each["devices"]]
+    on_it = [each for each in after["services"] if answer["device"] in each["devices"]]
     awake = [each["name"] for each in on_it if each["depth"] == "awake"]
     rest = f" Awake on it, and serving: {', '.join(awake)}." if awake else ""
     say(f"{device} is cordoned: nothing is woken on it. When it is well: vllmctl uncordon {device}.{rest}")
@@ -234,13 +248,21 @@ def uncordon(context: typer.Context, device: DeviceName, as_json: JsonOption = F
     """Let services on a device be woken again."""
     session: Session = context.obj
     before = session.status().get("cordoned", [])
-    answer = session.order(f"devices/{quote(device, safe='')}/uncordon", http.QUICK_SECONDS)
+    answer, _ = _cordon(session, device, "uncordon")
     if as_json:
         print_json(answer)
-    elif device in before:
-        say(f"{device} is no longer cordoned.")
     else:
-        say(f"{device} was not cordoned.")
+        say(
+            f"{device} is no longer cordoned."
+            if answer["device"] in before
+            else f"{device} was not cordoned."
+        )
+
+
+def _cordon(session: Session, device: str, order: str) -> tuple[Json, Json]:
+    """The answer, which has the device's key, and the status after it."""
+    answer = session.order(f"devices/{quote(device, safe='')}/{order}", http.QUICK_SECONDS)
+    return answer, session.status()
 
 
 def why(context: typer.Context, service: ServiceName, as_json: JsonOption = False) -> None:

@@ -307,16 +307,21 @@ def _add_maintenance_routes(app: FastAPI, settings: Settings, executor: Executor
         return _cordon(executor, name, False)
 
 
-def _cordon(executor: Executor, device: str, cordoned: bool) -> DeviceDone:
+def _cordon(executor: Executor, wanted: str, cordoned: bool) -> DeviceDone:
+    devices = executor.devices()
+    found = [key for key, name in devices.items() if wanted.casefold() in (key.casefold(), name.casefold())]
+    if not found:
+        there = ", ".join(name if name == key else f"{name} ({key})" for key, name in devices.items())
+        raise AdminRequestError(404, f"There is no device '{wanted[:100]}'; there are: {there or 'none'}.")
+    device = found[0]
     try:
         executor.cordon(device, cordoned)
     except DurableWriteError as error:
         word = "cordoned" if cordoned else "not cordoned"
-        message = f"Device '{device}' is {word} now, but a restart of the router forgets that: {error}"
+        message = (
+            f"Device '{devices[device]}' is {word} now, but a restart of the router forgets that: {error}"
+        )
         raise AdminRequestError(507, message) from None
-    except KeyError:
-        message = f"No service runs on a device '{device[:100]}'; GET /admin/status shows devices."
-        raise AdminRequestError(404, message) from None
     return DeviceDone(device=device, cordoned=cordoned)
 
 

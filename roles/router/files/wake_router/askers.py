@@ -72,9 +72,12 @@ class Asking:
         """The last wake and the last request, for people."""
         if (wake := self.wake) is not None:
             length = "" if wake.ended is None else f" and ended {wake.ended - wake.began:.1f} s later"
-            began = (
-                f"Its last wake, from {wake.from_depth.words}, began {spoken(now - wake.began)} ago{length}"
+            # What is awake already is only asked its canary.
+            proof = wake.from_depth is Depth.AWAKE
+            what = (
+                "The last proof by its canary" if proof else f"Its last wake, from {wake.from_depth.words},"
             )
+            began = f"{what} began {spoken(now - wake.began)} ago{length}"
             yield f"{began}: {wake.origin()}."
         if self.last is not None:
             yield f"The last {self.last} came {spoken(now - self.last_at)} ago."

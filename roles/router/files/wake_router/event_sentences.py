@@ -46,6 +46,8 @@ def _transition(event: Event) -> str:
     canary = (
         f", {_seconds(event['canary_seconds'])} of it for its canary" if event.get("canary_seconds") else ""
     )
+    if event["from_depth"] == "awake":
+        return f"was asked its canary, which took {seconds}{_origin(event)}"
     return f"was woken from {depth} in {seconds}{canary}{_origin(event)}"
 
 

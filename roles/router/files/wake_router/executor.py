@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -89,6 +89,7 @@ class Executor:
         self._handles: dict[str, Handle] = {}
         self._names: dict[str, Service] = {}
         self._cordoned = self._standing.cordoned()
+        self._device_names: Mapping[str, str] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._watchers: list[tuple[str, Callable[[ServiceState], bool], asyncio.Future[None]]] = []
         self._stopping = False
@@ -361,8 +362,17 @@ class Executor:
 
     # ---- for people
 
+    def name_devices(self, names: Mapping[str, str]) -> None:
+        """What people call devices, by the keys that the registry has for them."""
+        self._device_names = names
+
+    def devices(self) -> dict[str, str]:
+        """The devices that services run on: what people call them, by key."""
+        keys = sorted({key for handle in self._handles.values() for key in handle.service.devices})
+        return {key: self._device_names.get(key, key) for key in keys}
+
     def cordon(self, device: str, cordoned: bool) -> None:
-        """Stop or allow wakes on a device, over restarts too.
+        """Stop or allow wakes on a device (its key), over restarts too.
 
         Raises KeyError when no service runs on it, and DurableWriteError when the order holds now, but isn't
         on the disk.
@@ -373,7 +383,7 @@ class Executor:
         for name in self._handles:
             self._refresh_policy(name)
             self._dispatch(name, Tick())
-        self._events.emit("device", device=device, cordoned=cordoned)
+        self._events.emit("device", device=self._device_names.get(device, device), cordoned=cordoned)
         if cordoned:
             self._standing.cordon(device)
         else:
@@ -390,14 +400,18 @@ class Executor:
         return self._cordoned
 
     def cordoned_devices(self, name: str) -> list[str]:
-        """Those of a service's devices that are cordoned; raises KeyError for an unknown service."""
-        return sorted(self._cordoned.intersection(self._handles[name].service.devices))
+        """What those of a service's devices are called that are cordoned; raises KeyError for an unknown
+        service.
+        """
+        cordoned = self._cordoned.intersection(self._handles[name].service.devices)
+        return sorted(self._device_names.get(key, key) for key in cordoned)
 
     def explain(self, name: str) -> list[str]:
         """Why a service is as it is, in sentences; raises KeyError for an unknown service."""
         handle = self._handles[name]
         reason = level_2_verdict(handle.service, handle.notebook.memory)[1]
-        return explain(self._fleet, name, self._clock.monotonic(), reason, handle.asking)
+        cordoned = self.cordoned_devices(name)
+        return explain(self._fleet, name, self._clock.monotonic(), reason, handle.asking, cordoned)
 
     def dispatch(self, name: str, event: Event) -> None:
         """Apply an event to a service; raises KeyError for an unknown one."""

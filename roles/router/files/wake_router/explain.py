@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from wake_router.askers import Asking
 from wake_router.clock import spoken
@@ -18,7 +18,14 @@ from wake_router.lifecycle import (
 from wake_router.scheduler import Fleet, Member
 
 
-def explain(fleet: Fleet, name: str, now: float, level_2_reason: str, asking: Asking) -> list[str]:
+def explain(
+    fleet: Fleet,
+    name: str,
+    now: float,
+    level_2_reason: str,
+    asking: Asking,
+    cordoned_devices: Sequence[str] = (),
+) -> list[str]:
     """Sentences about a service of the fleet; raises KeyError when there is no such service."""
     member = fleet.members[name]
     state = member.state
@@ -34,6 +41,7 @@ def explain(fleet: Fleet, name: str, now: float, level_2_reason: str, asking: As
         )
     if state.queued is not None:
         sentences.append(_queue(fleet, name, member, state.queued))
+    sentences += [_cordon(state, device) for device in cordoned_devices]
     sentences += _future(state, member.policy, now)
     sentences.append(f"Whether a timer may discard its weights (level 2): {level_2_reason}.")
     return sentences
@@ -78,9 +86,12 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def _cordon(state: ServiceState, device: str) -> str:
+    what = "once it sleeps, it isn't woken again" if state.serving else "it isn't woken"
+    return f"Its device {device} is cordoned: {what} (vllmctl uncordon {device})."
+
+
 def _future(state: ServiceState, policy: Policy, now: float) -> Iterator[str]:
-    if policy.cordoned:
-        yield "A device of it is cordoned: from sleep it isn't woken (vllmctl status names it)."
     if policy.pinned or state.pinned:
         yield "It is pinned: no timer puts it to sleep."
         return

@@ -317,7 +317,7 @@ def _reason_for(state: ServiceState, policy: Policy, transition: Transition) -> 
     if transition is Transition.WAKE:
         if state.called or state.held:
             return "requests ask for it"
-        return "it is pinned" if pinned(state, policy) else "on its way to level 2"
+        return "it was pinned" if pinned(state, policy) else "on its way to level 2"
     return "idle"
 
 

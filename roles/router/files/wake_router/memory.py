@@ -112,9 +112,9 @@ def level_2_verdict(service: Service, memory: Memory) -> tuple[bool, str]:
     """Whether a timer may discard a service's weights, and why (not)."""
     allowed = service.allow_level_2
     if allowed == "always":
-        return True, "allowed by the registry"
+        return True, "allowed by its declaration (allow_level_2: always)"
     if allowed == "never":
-        return False, "forbidden by the registry"
+        return False, "forbidden by its declaration (allow_level_2: never)"
     if memory.level_2_broken is not None:
         return False, f"it came back broken: {memory.level_2_broken}"
     if memory.level_2_round_trips:
@@ -125,4 +125,7 @@ def level_2_verdict(service: Service, memory: Memory) -> tuple[bool, str]:
             False,
             "not proven, and no canary may be recorded: nobody has read its weights' values",
         )
-    return False, "not proven yet (order `prove`, or `offload` and `wake` with a canary)"
+    if memory.canary is None:
+        orders = f"vllmctl restart {service.name} records one, then vllmctl prove {service.name} proves it"
+        return False, f"not proven yet, and no canary is recorded: {orders}"
+    return False, f"not proven yet (vllmctl prove {service.name} does it)"

@@ -53,6 +53,7 @@ class MemoryWatch:
         except MemoryPlanError as error:
             self._plan = NO_PLAN
             self._events.emit("device_memory", error=str(error))
+        self._executor.name_devices({device.device: device.name for device in self._plan.devices})
 
     def start(self) -> None:
         """Begin to measure."""

@@ -96,8 +96,10 @@ def _services(status: Status) -> str:
     if not status.services:
         return _section("services", "Services", "<p>No service is deployed.</p>")
     cards = "".join(_service(service) for service in status.services)
+    names = {device.device: device.name for device in status.device_memory}
     cordoned = "".join(
-        f"<p>Device {escape(device)} is cordoned: nothing on it is woken.</p>" for device in status.cordoned
+        f"<p>Device {escape(names.get(device, device))} is cordoned: nothing on it is woken.</p>"
+        for device in status.cordoned
     )
     return _section("services", "Services", f'{cordoned}<div class="cards">{cards}</div>')
 
