@@ -91,6 +91,13 @@ def test_check_mode_asks_for_the_same_and_changes_nothing(
     assert [asked | {"check_mode": True} for asked in real] == list(run.asked_for)
 
 
+def test_check_mode_says_what_it_takes_for_granted(workshop: Workshop, deployed: dict[str, Run]) -> None:
+    output = _run(workshop, "rehearsal", _unproven("rehearsal"), "--check").output
+    said = "Taken for granted, and shown by ./box site: weights of text, embed; integrity test of left, right"
+    assert said in output
+    assert "Taken for granted" not in deployed["rehearsal"].output
+
+
 def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: Workshop) -> None:
     services = {
         "text": {"slot": 1, "model": "a", "devices": ["left"], "environment": {"NCCL_P2P_DISABLE": 0}},
@@ -121,6 +128,22 @@ def test_all_refusals_come_in_one_message_before_anything_is_changed(workshop: W
         assert part in output
 
 
+def test_what_can_not_be_evaluated_is_one_reason(workshop: Workshop) -> None:
+    services = {"text": {"slot": 1, "model": "{{ foo }}", "devices": ["left"]}}
+    output = " ".join(
+        _failed(_run(workshop, "rehearsal", None, *_extra(vllm_service_services=services))).split()
+    )
+    assert "There is no plan: 1 reason stands against it." in output
+    assert "'foo' is undefined" in output
+
+
+def test_services_under_another_name_are_found(workshop: Workshop) -> None:
+    wrong = _extra(vllm_service_services={}, vllm_services={"text": {"slot": 1}})
+    output = " ".join(_failed(_run(workshop, "rehearsal", None, *wrong)).split())
+    assert "There is no plan: 1 reason stands against it." in output
+    assert "vllm_services is set; did you mean vllm_service_services?" in output
+
+
 def test_arguments_of_roles_that_come_later_are_checked_by_the_declaration(workshop: Workshop) -> None:
     wrong = ("engine_image_source=registri", "calibration_rounds=abc", "model_files_packages=abc")
     packages = [{"name": "m"}]
@@ -139,7 +162,7 @@ def test_arguments_of_roles_that_come_later_are_checked_by_the_declaration(works
         "why: It is a text; needed is a whole number. what to do: Write a whole number, or leave it out.",
         "model_files_packages can't be used: 'abc'.",
         "container_engine_install can't be used: 'maybe'.",
-        "Missing required arguments: files, requirement, source found in model_files_small_models",
+        "model_files_small_models needs files, requirement, source as well.",
         "gpu_diag_room_timeout can't be evaluated.",
     ):
         assert part in output
@@ -153,6 +176,8 @@ def test_what_is_not_known_yet_is_left_to_its_role(workshop: Workshop) -> None:
         "container_engine_install": "{{ __my_answer.stdout }}",
         "gpu_diag_rehash": "{{ my_wish | mandatory }}",
         "engine_image_base": {"image": "{{ ansible_facts.distribution | lower }}"},
+        "engine_image_recipe": "{{ my_recipe }}",
+        "my_recipe": "{{ ansible_facts.my_recipe | default('gathered later') }}",
     }
     run = _run(workshop, "rehearsal", None, *_extra(**later))
     assert run.code == 0, run.output
@@ -440,8 +465,24 @@ def test_playbooks_without_services_check_the_box_all_the_same(workshop: Worksho
     assert stopping.code == 0, "what is declared wrong keeps nobody from stopping a box"
     purging = _check_box(workshop, *teardown, *_extra(vllm_service_purge="maybe"))
     assert "vllm_service_purge can't be used: 'maybe'" in _failed(purging)
+    assert "router_hold_max_seconds can't be used: 'abc'" in _failed(
+        _check_box(workshop, "-e", "router_hold_max_seconds=abc")
+    )
     old = _check_box(workshop, "-e", f"ansible_python_interpreter={old_python}")
     assert "is Python 3.9.2" in " ".join(_failed(old).split())
+
+
+def test_a_slip_in_what_a_playbook_reads_does_not_stop_another_instance(workshop: Workshop) -> None:
+    teardown = _extra(__vllm_service_reads=["frontdoor_", "vllm_service_purge"])
+    for slip, meant in (
+        ("frontdoor_instnace", "frontdoor_instance"),
+        ("vllm_service_prge", "vllm_service_purge"),
+    ):
+        output = _failed(_check_box(workshop, *teardown, "-e", f"{slip}=test"))
+        assert f"There is no variable {slip}." in output
+        assert f"Did you mean {meant}?" in output
+    elsewhere = _check_box(workshop, *teardown, "-e", "calibration_rouns=5", "-e", "router_hold=abc")
+    assert elsewhere.code == 0, elsewhere.output
 
 
 def test_a_missing_launcher_is_a_sentence(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ class _Work:
     plan: planner.Plan
     rendering: planner.Rendering
     earlier: deployment.Earlier | None = None
+    granted: tuple[str, ...] = ()
+    """What a run in check mode could not look at, since an earlier task of the real run would make it."""
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -135,7 +137,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         named = [each for each in wish.declaration.refusals if each.where == _INSTANCE_VARIABLE]
         # Who wants to stop a box must not have to mend what is declared for it first.
         reads = tuple(self._task.args.get("reads") or [""])
-        _refuse([*named, *(each for each in wish.misformed if each.where.startswith(reads))])
+        unread = {each.where for each in named}
+        misformed = [each for each in wish.misformed if each.where.startswith(reads)]
+        _refuse(
+            [
+                *named,
+                *_misspelt(wish, reads),
+                *(each for each in misformed if each.where not in unread),
+            ]
+        )
         self._run_module("ansible.builtin.ping", {}, task_vars)
         self._login()
         return {"changed": False, "msg": f"The box of the instance {wish.desired.instance.name} can be used."}
@@ -171,7 +181,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _show_plan(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         work = self._work(self._wish(task_vars), None, task_vars)
-        return {"changed": False, "plan": planner.plan_table(work.plan)}
+        return {"changed": False, "plan": planner.plan_table(work.plan, work.granted)}
 
     def _deploy_router(self, task_vars: dict[str, Any]) -> dict[str, Any]:
         wish = self._wish(task_vars)
@@ -283,7 +293,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         earlier = None
         if release is not None and before is not None:
             earlier = self._earlier(release.name, before, box, task_vars)
-        return _Work(wish, plan, rendering, earlier)
+        return _Work(wish, plan, rendering, earlier, self._granted(wish, box))
 
     def _earlier(
         self, name: str, before: _Wish, box: Mapping[str, Any], task_vars: dict[str, Any]
@@ -294,9 +304,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return None
         return deployment.Earlier(name, planner.render(plan, _role_file("launcher.py")), plan)
 
-    def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
+    def _found(self, box: Mapping[str, Any]) -> tuple[planner.Discovered, planner.Evidence]:
         discovered = planner.discovered_from_box(box, is_root=self._login().is_root)
-        evidence = planner.evidence_from_box(box)
+        return discovered, planner.evidence_from_box(box)
+
+    def _granted(self, wish: _Wish, box: Mapping[str, Any]) -> tuple[str, ...]:
+        return planner.taken_for_granted(wish.desired, *self._found(box)) if self._task.check_mode else ()
+
+    def _outcome(self, wish: _Wish, box: Mapping[str, Any]) -> planner.Plan | list[planner.Refusal]:
+        discovered, evidence = self._found(box)
         if self._task.check_mode:
             discovered, evidence = planner.predict(wish.desired, discovered, evidence)
         return planner.plan_declaration(wish.declaration, discovered, evidence)
@@ -347,12 +363,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     raw[name] = plain(templar.template(variables[name]))
                 except AnsibleError as error:
                     unreadable.append(not_evaluated(name, error))
-        found = planner.parse(raw, _documented().keys())
-        refusals = (*unreadable, *found.refusals)
+        others = [name for name in variables if not name.startswith((*planner.PREFIXES, "_", "ansible_"))]
+        found = planner.parse(raw, _documented().keys(), others)
+        unread = {refusal.where for refusal in unreadable}  # for the planner these aren't set at all
+        refusals = (*unreadable, *(each for each in found.refusals if each.where not in unread))
         told = {refusal.where for refusal in refusals}
-        untold = {name: value for name, value in variables.items() if name not in told}
-        misformed = tuple(arguments.misformed(untold, _documented(), templar.template))
-        return _Wish(raw, planner.Declaration(found.desired, (*refusals, *misformed)), misformed)
+        misformed = tuple(arguments.misformed(variables, _documented(), templar.template))
+        untold = (refusal for refusal in misformed if refusal.where not in told)
+        return _Wish(raw, planner.Declaration(found.desired, (*refusals, *untold)), misformed)
 
     def _role_defaults(self) -> dict[str, Any]:
         """The defaults of all roles here: what is planned doesn't depend on what a play imports."""
@@ -448,6 +466,18 @@ def _for_people(plan: planner.Plan) -> dict[str, Any]:
         "services": planner.questions(plan),
         "usage": planner.usage_lines(plan),
     }
+
+
+def _misspelt(wish: _Wish, reads: tuple[str, ...]) -> list[planner.Refusal]:
+    """Refusals of unknown variables that may be meant for one of those that begin so: without a slip in
+    frontdoor_instance being told, a teardown would remove another instance."""
+    known = _documented().keys()
+    unknown = (each for each in wish.declaration.refusals if each.where in wish.raw.keys() - known)
+    return [
+        each
+        for each in unknown
+        if each.where.startswith(reads) or (planner.nearest(each.where, known) or "").startswith(reads)
+    ]
 
 
 def _model_folders(wish: _Wish) -> list[str]:

@@ -30,7 +30,23 @@ _KINDS = {
 _TAKE_ANYTHING = ("str", "path", "raw")
 _ABOUT_THE_WHOLE = ("type", "elements", "choices")
 _PROBLEMS_SHOWN = 3
-_KNOWN_LATER = re.compile(r"\{[{%].*\b(ansible_|hostvars|__)", re.DOTALL)
+_TEMPLATE = re.compile(r"\{[{%].*", re.DOTALL)
+_NAME = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]*")
+_KNOWN_LATER = ("ansible_", "hostvars", "__")
+_CHOICES = re.compile(
+    r"value of (?P<key>\w+) must be (?:one of|one or more of): (?P<choices>.*?)"
+    r"(?:, got: |\. Got no match for: ).*?(?: found in (?P<place>[\w >-]+))?",
+    re.DOTALL,
+)
+_KIND = re.compile(
+    r"(?P<of>argument|Elements value for option) '(?P<key>\w+)'(?: is of type \w+)?"
+    r"(?: found in '(?P<place>[^']+)'\.?)?(?: is of type \w+)? and we were unable to convert to "
+    r"(?P<kind>\w+): .*",
+    re.DOTALL,
+)
+_UNKNOWN = re.compile(r"(?P<places>.+)\. Supported parameters include: (?P<known>.*?)\.?", re.DOTALL)
+_MISSING = re.compile(r"missing required arguments: (?P<keys>.*) found in (?P<place>.*)", re.DOTALL)
+_SAID_BETTER = "dictionary requested, could not parse"
 
 
 def documented(roles: Path) -> dict[str, tuple[Specification, ...]]:
@@ -66,8 +82,24 @@ def misformed(
         except AnsibleError:
             continue
         refusal = check(name, value, specifications[name])
-        if refusal is not None and not _KNOWN_LATER.search(str(variables[name])):
+        if refusal is not None and not known_later(name, variables):
             yield refusal
+
+
+def known_later(name: str, variables: Mapping[str, Any]) -> bool:
+    """Whether the template of a variable, or of one that it is made from, reads what only a run brings."""
+    seen = {name}
+    waiting = [name]
+    while waiting:
+        value = variables[waiting.pop()]
+        template = None if isinstance(value, EncryptedString) else _TEMPLATE.search(str(value))
+        names = set(_NAME.findall(template[0])) if template else set()
+        if any(each.startswith(_KNOWN_LATER) for each in names):
+            return True
+        further = (names & variables.keys()) - seen
+        seen |= further
+        waiting.extend(further)
+    return False
 
 
 def not_evaluated(name: str, error: AnsibleError) -> Refusal:
@@ -136,8 +168,35 @@ def _problems(name: str, value: Any, specification: Specification) -> list[str]:
 
 
 def _sentence(problems: Sequence[str]) -> str:
-    text = "; ".join(problems[:_PROBLEMS_SHOWN])
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    telling = [problem for problem in problems if not problem.startswith(_SAID_BETTER)] or problems
+    return " ".join(f"{_in_our_words(problem).rstrip('.')}." for problem in telling[:_PROBLEMS_SHOWN])
+
+
+def _in_our_words(problem: str) -> str:
+    """What Ansible's validator (2.19) says; anything that it words in another way stays as it is."""
+    if match := _UNKNOWN.fullmatch(problem):
+        unknown = (each.rpartition(".") for each in match["places"].split(", "))
+        said = " and ".join(f"no '{key}' in {place}" for place, _, key in unknown)
+        return f"There is {said}; known are {match['known']}"
+    if match := _MISSING.fullmatch(problem):
+        return f"{_place(match['place'])} needs {match['keys']} as well"
+    if match := _CHOICES.fullmatch(problem):
+        return f"'{match['key']}' in {_inside(match['place'])} must be one of: {match['choices']}"
+    if match := _KIND.fullmatch(problem):
+        subject = f"'{match['key']}' in {_inside(match['place'])}"
+        entry = "" if match["of"] == "argument" else "Each entry of "
+        return f"{entry}{subject} must be {_KINDS.get(match['kind'], 'a text')}"
+    return problem
+
+
+def _place(said: str) -> str:
+    """`a -> b` as people write it."""
+    return said.replace(" -> ", ".")
+
+
+def _inside(said: str | None) -> str:
+    """The variable itself is named already."""
+    return _place(said) if said and " -> " in said else "it"
 
 
 def _is_secret(name: str, specification: Specification) -> bool:
@@ -147,11 +206,17 @@ def _is_secret(name: str, specification: Specification) -> bool:
 
 
 def _why(value: Any, specification: Specification) -> str:
-    choices = specification.get("choices")
-    if choices:
-        listed = ", ".join(map(str, choices))
-        return f"It {'holds something else than' if isinstance(value, list) else 'is none of'}: {listed}."
-    return f"It is {kind_of(value)}; needed is {_needed(specification)}."
+    needed = _needed(specification)
+    if isinstance(value, str) and not value.strip():
+        return f"It is empty; needed is {needed}."
+    listed = ", ".join(map(str, specification.get("choices") or ()))
+    if specification.get("type") != "list":
+        return f"It is none of: {listed}." if listed else f"It is {kind_of(value)}; needed is {needed}."
+    if listed and isinstance(value, list | str):  # Ansible splits a text at its commas
+        return f"It holds something else than: {listed}."
+    if isinstance(value, list):
+        return f"An entry of it is of another kind; needed is {needed}."
+    return f"It is {kind_of(value)}; needed is {needed}."
 
 
 def _needed(specification: Specification) -> str:

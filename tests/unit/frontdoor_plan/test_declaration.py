@@ -4,6 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+import yaml
 from frontdoor_plan import Refusal, parse
 from frontdoor_plan.declaration import PREFIXES, SERVICE_KEYS
 from frontdoor_plan.instance import SHARED_FOLDERS
@@ -140,6 +141,11 @@ def test_where_nothing_is_declared_the_usual_reasons_are_named(nothing: object) 
     [
         ("vllm_service_memory_limit", "88%", "0.88"),
         ("vllm_service_memory_limit", 88, "0.88"),
+        ("vllm_service_memory_limit", 10, "0.1"),
+        ("vllm_service_memory_limit", "5%", "0.05"),
+        ("vllm_service_memory_limit", 1.5, "0.88"),
+        ("vllm_service_memory_limit", 2, "0.88"),
+        ("vllm_service_memory_limit", "1.0001", "0.88"),
         ("vllm_service_memory_limit", "0,5", "0.5"),
         ("vllm_service_memory_limit", "most", "0.88"),
         ("vllm_service_memory_limit", "0%", "0.88"),
@@ -150,6 +156,62 @@ def test_the_example_for_a_number_is_one_that_would_do(name: str, value: object,
     refusal = _only(RAW | {name: value})
     assert refusal.remedy.endswith(f", such as {example}.")
     assert declared(RAW | {name: example}).refusals == ()
+
+
+def test_what_was_meant_for_the_services_is_named() -> None:
+    others = ["inventory_hostname", "vllm_services", "services", "my_vllm"]
+    raw = RAW | {"vllm_service_services": {}}
+    guess = "vllm_services is set; did you mean vllm_service_services? Write vllm_service_services: {text: "
+    (refusal,) = parse(raw, known_variables(), others).refusals
+    assert refusal.remedy.startswith(guess)
+    (refusal,) = parse(raw, known_variables(), ["inventory_hostname", "service_account"]).refusals
+    assert refusal.remedy.startswith("Write vllm_service_services: {text: ")
+    assert parse(RAW, known_variables(), others).refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("group", "example"),
+    [
+        ("gpu_boxes", "{slot: 4, model: NAME, devices: [gpu0], memory_fraction: 0.5}"),
+        ("rehearsal", "{slot: 3, model: NAME, devices: [left]}"),
+    ],
+)
+def test_a_service_with_nothing_in_it_is_shown_one_that_would_do(group: str, example: str) -> None:
+    raw = variables(group)
+    services = raw["vllm_service_services"]
+    refusal = _only(raw | {"vllm_service_services": services | {"t6": None}})
+    assert refusal.where == "vllm_service_services.t6"
+    assert refusal.remedy == f"Write vllm_service_services.t6: {example}."
+    taken = services | {"t6": yaml.safe_load(example)}
+    assert declared(raw | {"vllm_service_services": taken}).refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "what", "remedy"),
+    [
+        (
+            "{text: null, slot: 1, model: a, devices: [gpu0]}",
+            "slot, model, devices stand beside text.",
+            "Indent slot, model, devices below text.",
+        ),
+        (
+            "{text: {slot: 1, model: a, devices: [gpu0]}, environment: {A: b}}",
+            "environment stands beside the services.",
+            "Indent environment below the service that is meant.",
+        ),
+        ("{text: {}, task: embed}", "task stands beside text.", "Indent task below text."),
+    ],
+)
+def test_settings_beside_their_service_are_one_slip(lines: str, what: str, remedy: str) -> None:
+    refusal = _only(RAW | {"vllm_service_services": yaml.safe_load(lines)})
+    assert (refusal.where, refusal.what) == ("vllm_service_services", what)
+    assert refusal.remedy == remedy
+
+
+def test_a_service_may_be_named_like_a_setting() -> None:
+    ocr = RAW["vllm_service_services"]["ocr"]
+    for name in ("task", "environment"):
+        assert declared(RAW | {"vllm_service_services": {name: ocr}}).refusals == ()
 
 
 @pytest.mark.parametrize("key", ["slot", "model", "devices"])
@@ -174,11 +236,21 @@ def test_a_device_is_named_by_exactly_one_thing(wish: object) -> None:
     assert all(place.startswith("vllm_service_devices.front") for place in where)
 
 
+def test_a_misspelt_key_of_a_device_is_one_reason() -> None:
+    assert _where(RAW | {"vllm_service_devices": {"front": {"pci_adress": "0000:3d:00.0"}}}) == [
+        "vllm_service_devices.front.pci_adress"
+    ]
+    twice = {"front": {"indx": 0, "index": 0, "cores": "0"}}
+    assert len(_where(RAW | {"vllm_service_devices": twice})) == 2
+
+
 def test_names_too_large_to_print_are_refused_too() -> None:
     raw = with_service(RAW, "ocr", environment={10**5000: 1}) | {
         "vllm_service_devices": {10**5000: {10**5000: 1}}
     }
-    assert len(declared(raw).refusals) == 4
+    assert len(declared(raw).refusals) == 3
+    slots = {10**5000: None, "text": {"slot": 10**5000, "model": "a", "devices": ["gpu0"]}, "ocr": None}
+    assert len(declared(RAW | {"vllm_service_services": slots}).refusals) == 4
 
 
 def test_all_mistakes_are_told_at_once() -> None:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 from evidence_support import EARLIER, NOW, control, integrity, p2p, with_evidence
-from frontdoor_plan import Refusal, discovered_from_box, evidence_from_box, plan_table, predict
+from frontdoor_plan import (
+    Refusal,
+    discovered_from_box,
+    evidence_from_box,
+    plan_table,
+    predict,
+    taken_for_granted,
+)
 from frontdoor_plan.evidence import differences
 from frontdoor_plan.planning import plan_declaration
 from frontdoor_plan.render import render
@@ -294,6 +301,39 @@ def test_an_image_that_the_run_would_make_is_told_as_such() -> None:
     plan = plan_declaration(declaration, discovered, evidence)
     assert not isinstance(plan, list), plan
     assert f"Engine image {plan.engine_image.reference} (not on the box yet)," in plan_table(plan)
+
+
+def _granted(raw: dict[str, Any], facts: dict[str, Any]) -> tuple[str, ...]:
+    return taken_for_granted(
+        declared(raw).desired, discovered_from_box(facts, is_root=True), evidence_from_box(facts)
+    )
+
+
+def test_what_check_mode_takes_for_granted_is_named() -> None:
+    assert _granted(SPLIT, TESTED) == ()
+    stale = with_evidence(BOX, integrity=[integrity(BOX, boot_id=OTHER_BOOT)], p2p=[], control=[])
+    assert _granted(SPLIT, stale) == (
+        "integrity test of gpu0, gpu1, gpu2",
+        "p2p_check of gpu0, gpu1",
+    )
+    coming = RAW | {"model_files_packages": [{"name": "OvisOCR2"}]}
+    absent = {path: facts for path, facts in TESTED["paths"].items() if not path.endswith("/OvisOCR2")}
+    assert _granted(coming, TESTED | {"paths": absent}) == ("fetching the models of ocr",)
+    untouched = BOX | {"images": {}, "evidence": {}, "docker": {"reachable": False, "error": "gone"}}
+    assert _granted(RAW, untouched) == (
+        "that Docker answers",
+        "weights of text, ocr, embed",
+        "integrity test of gpu0, gpu2",
+        "that the engine image takes the arguments",
+        "that the router takes its settings",
+    )
+
+
+def test_what_is_taken_for_granted_is_the_last_line_of_the_plan() -> None:
+    plan = planned(RAW, with_evidence(BOX))
+    assert "granted" not in plan_table(plan)
+    last = plan_table(plan, ["weights of text", "integrity test of gpu0"]).splitlines()[-1]
+    assert last == "Taken for granted, and shown by ./box site: weights of text; integrity test of gpu0"
 
 
 def test_check_mode_does_not_forgive_what_failed() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from frontdoor_arguments import can_be_wrong, check, documented
+from frontdoor_arguments import can_be_wrong, check, documented, known_later
 from frontdoor_plan import Refusal
 from plan_support import REPOSITORY, ROLES, known_variables
 
@@ -36,8 +36,21 @@ def test_every_documented_variable_is_there() -> None:
         ("gpu_diag_probes", ["host", "gpu"], "something else than: host, integrity", "a list of: host"),
         ("model_files_packages", "abc", "a list, each entry of it a mapping with name,", "files"),
         ("model_files_packages", [{**PACKAGE, "converter": "zip"}], "one of: copy, gguf", "converter"),
-        ("model_files_packages", [{"name": "m"}], "Missing required arguments: files,", "files"),
-        ("model_files_packages", [PACKAGE | {"kind": 1}], "kind. Supported parameters", "with name"),
+        ("model_files_packages", [{"name": "m"}], "packages needs files, requirement, source", "files"),
+        ("model_files_packages", [PACKAGE | {"kind": 1}], "There is no 'kind' in model_files_packages; known "
+         "are converter, files, name,", "with name"),
+        ("model_files_packages", [PACKAGE | {"files": "x"}], "'files' in it must be a mapping.", "with name"),
+        ("model_files_packages", ["x"], "An entry of it is of another kind; needed is a list, each", "name"),
+        ("model_files_packages", "", "It is empty; needed is a list, each entry of it", "with name"),
+        ("engine_image_recipe", {"tag": "a", "layers": [{"repository": "b", "ref": 1}]},
+         "There is no 'ref' in engine_image_recipe.layers; known are cmd, ", "tag, layers"),
+        ("engine_image_recipe", {"tag": "a", "layers": "b"}, "Each entry of 'layers' in it must be", "tag"),
+        ("engine_image_recipe", {"tag": "a", "layers": [{"repository": "b", "environment": 1}]},
+         "'environment' in engine_image_recipe.layers must be a mapping.", "tag, layers"),
+        ("engine_image_source", "", "It is empty; needed is one of: registry, archive, build.", "one of"),
+        ("calibration_rounds", "", "It is empty; needed is a whole number.", "a whole number"),
+        ("gpu_diag_probes", "host,weights", "It holds something else than: host,", "a list of: host"),
+        ("gpu_diag_probes", {"host": 1}, "It is a mapping; needed is a list of: host,", "a list of: host"),
         ("engine_image_base", "debian", "It is a text; needed is a mapping", "image"),
         ("calibration_services", {"text": 1}, "It is a mapping; needed is a list of texts.", "texts"),
     ],
@@ -104,6 +117,26 @@ def test_texts_take_every_value() -> None:
             assert all(
                 check("x", value, specifications) is None for value in ("", "a", 1, True, ["a"], {"a": 1})
             )
+
+
+@pytest.mark.parametrize(
+    ("variables", "later"),
+    [
+        ({"a": "{{ ansible_facts.base | default('no') }}"}, True),
+        ({"a": "{{ b }}", "b": {"image": "{{ c[0] }}"}, "c": ["{{ ansible_facts.base }}"]}, True),
+        ({"a": ["{% if b %}x{% endif %}"], "b": "{{ hostvars['other'].x }}"}, True),
+        ({"a": "{{ b }}", "b": "{{ __my_answer.stdout }}"}, True),
+        ({"a": "{{ b }}", "b": "no", "c": "{{ ansible_facts.base }}"}, False),
+        ({"a": "b", "b": "{{ ansible_facts.base }}"}, False),
+        ({"a": "{{ b }}", "b": "{{ a }}"}, False),
+        ({"a": "{{ missing }}"}, False),
+        ({"a": "ansible_facts"}, False),
+    ],
+)
+def test_what_only_a_run_brings_is_found_through_other_variables(
+    variables: dict[str, Any], later: bool
+) -> None:
+    assert known_later("a", variables) is later
 
 
 def test_every_default_that_needs_no_evaluation_passes() -> None:

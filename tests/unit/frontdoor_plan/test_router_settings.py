@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import wake_router.settings as router
 import yaml
-from frontdoor_plan import deployment, endpoint, release_content, release_files, render, usage_lines
+from frontdoor_plan import (
+    deployment,
+    endpoint,
+    plan_table,
+    release_content,
+    release_files,
+    render,
+    usage_lines,
+)
 from frontdoor_plan.router_settings import SETTINGS
 from plan_support import LAUNCHER, ROLES, box, declared, planned, refusals, variables
 from wake_router.access import read_keys
@@ -157,6 +165,18 @@ def test_secrets_are_for_the_router_alone_and_are_in_no_release() -> None:
     kept = json.dumps([release_content(raw, plan, rendering), release_files(rendering)])
     assert "a-private-key" not in kept and KEY not in kept and "api-keys.json" not in json.loads(kept)[1]
     assert "a-private-key" not in repr(plan)
+
+
+@pytest.mark.parametrize(
+    ("secrets", "line"),
+    [
+        ({}, "For clients: API keys off, TLS off"),
+        ({"router_api_keys": [{"name": "a", "key": KEY}]}, "For clients: API keys on (1), TLS off"),
+        (TLS, "For clients: API keys off, TLS on"),
+    ],
+)
+def test_the_plan_says_what_clients_need(secrets: dict[str, Any], line: str) -> None:
+    assert line in plan_table(planned(RAW | secrets, BOX)).splitlines()
 
 
 def test_with_tls_everything_asks_by_https() -> None:

@@ -74,6 +74,25 @@ def test_a_model_folder_is_a_plain_path_of_its_own(path: str) -> None:
     assert [refusal.where for refusal in found] == ["vllm_service_services.ocr.path"]
 
 
+@pytest.mark.parametrize(("root", "what"), [("/etc/models", "belongs to the system"), ("/srv/a:b", "colon")])
+def test_a_models_root_that_will_not_do_is_named_once(root: str, what: str) -> None:
+    raw = with_service(RAW, "ocr", path="/srv/ocr") | {"vllm_service_models_root": root}
+    (found,) = check_declaration(declared(raw).desired, discovered_from_box(BOX, is_root=True))
+    assert found.where == "vllm_service_models_root"
+    assert what in found.what
+    elsewhere = RAW["vllm_service_services"]["ocr"] | {"path": "/srv/ocr"}
+    raw |= {"vllm_service_services": {"ocr": elsewhere}}
+    assert check_declaration(declared(raw).desired, discovered_from_box(BOX, is_root=True)) == []
+
+
+def test_a_folder_that_follows_from_the_model_is_refused_as_the_model() -> None:
+    (found,) = check_declaration(
+        declared(with_service(RAW, "ocr", model="a:b", path=None)).desired,
+        discovered_from_box(BOX, is_root=True),
+    )
+    assert found.where == "vllm_service_services.ocr.model"
+
+
 def test_a_model_name_is_no_flag() -> None:
     raw = with_service(RAW, "ocr", model="--host", path="OvisOCR2")
     assert _only(raw, BOX).where == "vllm_service_services.ocr.model"
@@ -86,6 +105,29 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     refusal = _only(with_service(RAW, "ocr", devices=["gpu3"]), BOX)
     assert refusal.what == "ocr wants the device gpu3, and there is none such."
     assert "gpu2 (0000:ab:00.0" in refusal.why
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("GPU2", "Did you mean gpu2?"),
+        ("gpu_2", "Did you mean gpu2?"),
+        ("Front", "Did you mean front?"),
+        ("frnt", "Did you mean front?"),
+        ("gpu7", "Name one of: front, gpu0, gpu1, gpu2."),
+        ("gpu", "Name one of: front, gpu0, gpu1, gpu2."),
+    ],
+)
+def test_a_device_with_another_number_is_not_what_was_meant(name: str, remedy: str) -> None:
+    raw = RAW | {"vllm_service_devices": {"front": {"index": 0}}}
+    assert _only(with_service(raw, "ocr", devices=[name]), BOX).remedy == remedy
+
+
+def test_a_device_that_is_declared_wrong_is_not_missed_as_well() -> None:
+    raw = RAW | {"vllm_service_devices": {"front": {"pci_adress": "0000:3d:00.0"}}}
+    refusal = _only(with_service(raw, "ocr", devices=["front"], tensor_parallel=1), BOX)
+    assert refusal.where == "vllm_service_devices.front.pci_adress"
+    assert "Did you mean pci_address?" in refusal.remedy
 
 
 def test_without_any_gpu_the_driver_is_pointed_at() -> None:

@@ -14,12 +14,13 @@ from .evidence import Evidence
 from .instance import Instance
 from .model import Desired, Discovered, Plan, Refusal
 from .planning import check_declaration, merged, plan, plan_declaration
-from .prediction import UNKNOWN_IMAGE_ID, predict
+from .prediction import UNKNOWN_IMAGE_ID, predict, taken_for_granted
 from .releasing import declaration_of_release, release_content, release_files
 from .render import ComposeProject, Rendering, render
 from .rules.arguments import check_answer, check_router_answer, commands
 from .rules.gate import cpu_devices_needed, probes_needed
 from .safety import engines_to_stop
+from .spelling import nearest
 from .table import plan_table, refusal_message
 from .usage import endpoint, questions, usage_lines
 
@@ -48,6 +49,7 @@ __all__ = [
     "engines_to_stop",
     "evidence_from_box",
     "merged",
+    "nearest",
     "parse",
     "plan",
     "plan_declaration",
@@ -59,5 +61,6 @@ __all__ = [
     "release_content",
     "release_files",
     "render",
+    "taken_for_granted",
     "usage_lines",
 ]

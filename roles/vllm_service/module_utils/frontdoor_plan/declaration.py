@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 
-from . import router_settings, values
+from . import router_settings, spelling, values
 from .instance import (
     DEFAULT_INSTANCE,
     FIRST_SLOT,
@@ -22,9 +21,8 @@ from .instance import (
     Instance,
 )
 from .model import Desired, DeviceName, Refusal, RouterSettings, Service
+from .parsing import Parsing, below, read_keys, refuse_unknown_keys
 from .values import WrongValueError, shown
-
-T = TypeVar("T")
 
 PREFIXES = (
     "bundle_",
@@ -43,6 +41,8 @@ is of no one role: several read what begins so, such as the instance."""
 _NAME_RULE = "1 to 31 lower-case letters, digits and hyphens, beginning with no hyphen"
 _INSTANCE_RULE = f"{_NAME_RULE}; not {', '.join(SHARED_FOLDERS[:-1])} or {SHARED_FOLDERS[-1]}"
 _WEIGHT_VERDICTS = ("verified", "values_only", "structure_only", "unverified")
+_SERVICES = "vllm_service_services"
+_MEANT_FOR_SERVICES = 0.7
 _MINUTES_OF_A_YEAR = 525_600
 _SERVICES_ELSEWHERE = (
     "If you wrote it: services in group_vars/gpu_boxes/services.yml are those of machines in the group "
@@ -156,47 +156,25 @@ class Declaration:
     refusals: tuple[Refusal, ...]
 
 
-@dataclass
-class _Parsing:
-    """Collects refusals, so that one mistake does not hide the next."""
-
-    refusals: list[Refusal] = field(default_factory=list)
-
-    def refuse(self, where: str, what: str, why: str, remedy: str) -> None:
-        self.refusals.append(Refusal(where=where, what=what, why=why, remedy=remedy))
-
-    def take(self, where: str, value: Any, read: values.Reader[T], secret: bool = False) -> T | None:
-        """The value as `read` understands it, or None with a refusal."""
-        try:
-            return read(value)
-        except WrongValueError as wrong:
-            what = f"{where} can't be used" + ("." if secret else f": {shown(value)}.")
-            self.refuse(where, what, wrong.why, wrong.remedy)
-            return None
-
-    def optional(self, raw: Mapping[str, Any], name: str, read: values.Reader[T], default: T) -> T:
-        """The variable `name`, or the default where it is absent or wrong."""
-        if raw.get(name) is None:
-            return default
-        found = self.take(name, raw[name], read)
-        return default if found is None else found
-
-
-def parse(raw: Mapping[str, Any], known: Collection[str]) -> Declaration:
+def parse(raw: Mapping[str, Any], known: Collection[str], others: Collection[str] = ()) -> Declaration:
     """Desired state from raw variables.
 
     `raw` holds every variable with one of PREFIXES (of those outside READ_VARIABLES only the names count);
-    `known` holds all names that the roles' argument specifications document.
+    `known` holds all names that the roles' argument specifications document; `others` those of variables
+    that begin like none of ours, among which may be what somebody meant for the services.
     """
-    parsing = _Parsing()
+    parsing = Parsing()
     _refuse_unknown_variables(parsing, raw, known)
     models_root = parsing.optional(raw, "vllm_service_models_root", _absolute_path, MODELS_ROOT)
+    device_names = _device_names(parsing, raw.get("vllm_service_devices"))
     desired = Desired(
         instance=_instance(parsing, raw),
         image=parsing.optional(raw, "vllm_service_image", values.word, ""),
         router=_router(parsing, raw),
-        services=_services(parsing, raw.get("vllm_service_services"), models_root),
-        device_names=_device_names(parsing, raw.get("vllm_service_devices")),
+        services=_services(parsing, raw, models_root, others),
+        models_root=models_root,
+        device_names=device_names,
+        unread_devices=_unread_devices(raw.get("vllm_service_devices"), device_names),
         environment=_environment(parsing, "vllm_service_environment", raw.get("vllm_service_environment")),
         memory_limit=parsing.optional(
             raw,
@@ -269,25 +247,18 @@ def _verdicts(value: Any) -> tuple[str, ...]:
     return verdicts
 
 
-def _refuse_unknown_variables(parsing: _Parsing, raw: Mapping[str, Any], known: Collection[str]) -> None:
+def _refuse_unknown_variables(parsing: Parsing, raw: Mapping[str, Any], known: Collection[str]) -> None:
     for name in sorted(raw):
         if name.startswith(PREFIXES) and name not in known:
             parsing.refuse(
                 name,
                 f"There is no variable {name}.",
                 "It begins like the variables of a vllm-frontdoor role, and no role reads it.",
-                _nearest(name, known),
+                spelling.remedy(name, known),
             )
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {near[0]}? Rename it, or remove it."
-    return "Remove it, or rename it if it is your own variable."
-
-
-def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
+def _instance(parsing: Parsing, raw: Mapping[str, Any]) -> Instance:
     name = parsing.optional(
         raw, "frontdoor_instance", values.matching(INSTANCE_PATTERN, _INSTANCE_RULE), DEFAULT_INSTANCE
     )
@@ -301,7 +272,7 @@ def _instance(parsing: _Parsing, raw: Mapping[str, Any]) -> Instance:
     )
 
 
-def _router(parsing: _Parsing, raw: Mapping[str, Any]) -> RouterSettings:
+def _router(parsing: Parsing, raw: Mapping[str, Any]) -> RouterSettings:
     settings: dict[str, Any] = {"image": ""}
     for key, read in _ROUTER_READERS.items():
         name = f"router_{key}"
@@ -312,7 +283,7 @@ def _router(parsing: _Parsing, raw: Mapping[str, Any]) -> RouterSettings:
     return RouterSettings(**settings, settings=further, secrets=_router_secrets(parsing, raw))
 
 
-def _router_environment(parsing: _Parsing, raw: Mapping[str, Any]) -> dict[str, str]:
+def _router_environment(parsing: Parsing, raw: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for setting in router_settings.SETTINGS:
         value = raw.get(f"router_{setting.key}")
@@ -324,7 +295,7 @@ def _router_environment(parsing: _Parsing, raw: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def _router_secrets(parsing: _Parsing, raw: Mapping[str, Any]) -> router_settings.Secrets:
+def _router_secrets(parsing: Parsing, raw: Mapping[str, Any]) -> router_settings.Secrets:
     found: dict[str, Any] = {}
     for key, read in router_settings.SECRET_READERS.items():
         if raw.get(f"router_{key}") is not None:
@@ -342,40 +313,80 @@ def _router_secrets(parsing: _Parsing, raw: Mapping[str, Any]) -> router_setting
     return secrets
 
 
-def _services(parsing: _Parsing, raw: Any, models_root: str) -> tuple[Service, ...]:
-    where = "vllm_service_services"
+def _services(
+    parsing: Parsing, variables: Mapping[str, Any], models_root: str, others: Collection[str]
+) -> tuple[Service, ...]:
+    raw = variables.get("vllm_service_services")
+    example = _example(raw, variables.get("vllm_service_devices"))
     if not isinstance(raw, Mapping) or not raw:
-        remedy = f"Write {where}: {{text: {{slot: 1, model: NAME, devices: [gpu0], memory_fraction: 0.5}}}}."
+        meant = None if raw else spelling.nearest(_SERVICES, others, likeness=_MEANT_FOR_SERVICES)
+        guess = f"{meant} is set; did you mean {_SERVICES}? " if meant else ""
         parsing.refuse(
-            where,
-            f"{where} is {values.kind_of(raw) if raw else 'empty'}; needed is a mapping of services.",
+            _SERVICES,
+            f"{_SERVICES} is {values.kind_of(raw) if raw else 'empty'}; needed is a mapping of services.",
             "A front door without a service answers nothing.",
-            remedy if raw else f"{remedy} {_SERVICES_ELSEWHERE}",
+            f"{guess}Write {_SERVICES}: {{text: {example}}}.{'' if raw else f' {_SERVICES_ELSEWHERE}'}",
         )
         return ()
-    found = (_service(parsing, name, wish, models_root) for name, wish in raw.items())
+    stray = _refuse_stray_settings(parsing, raw)
+    wishes = {name: wish for name, wish in raw.items() if name not in stray and (wish or not stray)}
+    found = (_service(parsing, name, wish, models_root, example) for name, wish in wishes.items())
     services = sorted((service for service in found if service), key=lambda service: service.name)
     return tuple(services)
 
 
-def _below(where: str, raw_name: Any) -> str:
-    """The place of an entry, as a person finds it."""
-    return f"{where}.{raw_name if isinstance(raw_name, str) else shown(raw_name)}"
+def _refuse_stray_settings(parsing: Parsing, raw: Mapping[Any, Any]) -> list[str]:
+    """Settings where services' names belong, since they aren't indented: one slip, told once."""
+    stray = [name for name, wish in raw.items() if name in SERVICE_KEYS and _is_setting(name, wish)]
+    if stray:
+        bare = [name if isinstance(name, str) else shown(name) for name, wish in raw.items() if not wish]
+        beside = " and ".join(name for name in bare if name not in stray)
+        listed = ", ".join(stray)
+        parsing.refuse(
+            _SERVICES,
+            f"{listed} {'stands' if len(stray) == 1 else 'stand'} beside {beside or 'the services'}.",
+            "What a service is set to stands below its name; beside it, it would be a service itself.",
+            f"Indent {listed} below {beside or 'the service that is meant'}.",
+        )
+    return stray
 
 
-def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> Service | None:
-    where = _below("vllm_service_services", raw_name)
+def _is_setting(name: str, wish: Any) -> bool:
+    """A service may be named like a setting; then it is a mapping of settings itself."""
+    if isinstance(wish, Mapping):
+        return name == "environment" and not any(key in SERVICE_KEYS for key in wish)
+    return wish is not None
+
+
+def _example(services: Any, devices: Any) -> str:
+    """A service as it may be written here: with a free slot, on a device that there may be."""
+    named = devices if isinstance(devices, Mapping) else {}
+    on_cores = (name for name, wish in named.items() if isinstance(wish, Mapping) and wish.get("cores"))
+    cores = next((name for name in on_cores if isinstance(name, str)), None)
+    place = "devices: [gpu0], memory_fraction: 0.5" if cores is None else f"devices: [{cores}]"
+    return f"{{slot: {_free_slot(services)}, model: NAME, {place}}}"
+
+
+def _free_slot(services: Any) -> int:
+    wishes = services.values() if isinstance(services, Mapping) else ()
+    taken = {shown(wish.get("slot")).strip(" '\"") for wish in wishes if isinstance(wish, Mapping)}
+    free = (slot for slot in range(FIRST_SLOT, LAST_SLOT + 1) if str(slot) not in taken)
+    return next(free, FIRST_SLOT)
+
+
+def _service(parsing: Parsing, raw_name: Any, wish: Any, models_root: str, example: str) -> Service | None:
+    where = below(_SERVICES, raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
             where,
             f"{where} is {values.kind_of(wish)}; needed is a mapping.",
-            "A service has at least a slot, a model and devices.",
-            f"Write {where}: {{slot: 1, model: NAME, devices: [gpu0]}}.",
+            "A service has at least a slot, a model and devices, and on GPUs a share of their memory.",
+            f"Write {where}: {example}.",
         )
         return None
-    _refuse_unknown_keys(parsing, where, wish, SERVICE_KEYS)
-    found = _read_keys(parsing, where, wish, _SERVICE_READERS)
+    refuse_unknown_keys(parsing, where, wish, SERVICE_KEYS)
+    found = read_keys(parsing, where, wish, _SERVICE_READERS)
     environment = _environment(parsing, f"{where}.environment", wish.get("environment"))
     _refuse_missing_keys(parsing, where, wish)
     if name is None or not all(key in found for key in _REQUIRED_SERVICE_KEYS):
@@ -384,13 +395,13 @@ def _service(parsing: _Parsing, raw_name: Any, wish: Any, models_root: str) -> S
     return Service(**{**found, **derived})
 
 
-def _environment(parsing: _Parsing, where: str, raw: Any) -> dict[str, str]:
+def _environment(parsing: Parsing, where: str, raw: Any) -> dict[str, str]:
     """Environment variables: names to texts. Values stay out of messages."""
     wish = None if raw is None else parsing.take(where, raw, values.mapping, secret=True)
     found: dict[str, str] = {}
     for raw_name, raw_value in (wish or {}).items():
         name = parsing.take(where, raw_name, values.environment_name)
-        value = parsing.take(_below(where, raw_name), raw_value, values.environment_value, secret=True)
+        value = parsing.take(below(where, raw_name), raw_value, values.environment_value, secret=True)
         if name is not None and value is not None:
             found[name] = value
     return found
@@ -402,33 +413,7 @@ def _model_path(found: Mapping[str, Any], models_root: str) -> str:
     return path.rstrip("/") or "/"
 
 
-def _read_keys(
-    parsing: _Parsing, where: str, wish: Mapping[Any, Any], readers: Mapping[str, values.Reader[Any]]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, read in readers.items():
-        if wish.get(key) is None:  # an empty line in YAML means the default
-            continue
-        value = parsing.take(f"{where}.{key}", wish[key], read)
-        if value is not None:
-            found[key] = value
-    return found
-
-
-def _refuse_unknown_keys(
-    parsing: _Parsing, where: str, wish: Mapping[Any, Any], known: Collection[str]
-) -> None:
-    for key in sorted(key if isinstance(key, str) else shown(key) for key in wish):
-        if key not in known:
-            parsing.refuse(
-                f"{where}.{key}",
-                f"{where} has no setting {shown(key)}.",
-                f"Known are: {', '.join(known)}.",
-                _nearest(key, known),
-            )
-
-
-def _refuse_missing_keys(parsing: _Parsing, where: str, wish: Mapping[Any, Any]) -> None:
+def _refuse_missing_keys(parsing: Parsing, where: str, wish: Mapping[Any, Any]) -> None:
     why = {
         "slot": "The slot fixes a service's addresses and ports, so that they stay when others come and go.",
         "model": "The model is what the engine serves.",
@@ -444,7 +429,7 @@ def _refuse_missing_keys(parsing: _Parsing, where: str, wish: Mapping[Any, Any])
             parsing.refuse(where, f"{where} has no {key}.", why[key], remedy[key])
 
 
-def _device_names(parsing: _Parsing, raw: Any) -> tuple[DeviceName, ...]:
+def _device_names(parsing: Parsing, raw: Any) -> tuple[DeviceName, ...]:
     where = "vllm_service_devices"
     if raw is None:
         return ()
@@ -460,8 +445,14 @@ def _device_names(parsing: _Parsing, raw: Any) -> tuple[DeviceName, ...]:
     return tuple(sorted((device for device in found if device), key=lambda device: device.name))
 
 
-def _device_name(parsing: _Parsing, raw_name: Any, wish: Any) -> DeviceName | None:
-    where = _below("vllm_service_devices", raw_name)
+def _unread_devices(raw: Any, read: tuple[DeviceName, ...]) -> frozenset[str]:
+    """Names of devices whose declaration could not be understood."""
+    names = raw if isinstance(raw, Mapping) else {}
+    return frozenset(name for name in names if isinstance(name, str)) - {device.name for device in read}
+
+
+def _device_name(parsing: Parsing, raw_name: Any, wish: Any) -> DeviceName | None:
+    where = below("vllm_service_devices", raw_name)
     name = parsing.take(where, raw_name, values.matching(SERVICE_PATTERN, _NAME_RULE))
     if not isinstance(wish, Mapping):
         parsing.refuse(
@@ -471,9 +462,12 @@ def _device_name(parsing: _Parsing, raw_name: Any, wish: Any) -> DeviceName | No
             f'Write {where}: {{cores: "0"}}.',
         )
         return None
-    _refuse_unknown_keys(parsing, where, wish, tuple(_DEVICE_READERS))
-    found = _read_keys(parsing, where, wish, _DEVICE_READERS)
-    if len([key for key in _DEVICE_READERS if wish.get(key) is not None]) != 1:
+    refuse_unknown_keys(parsing, where, wish, tuple(_DEVICE_READERS))
+    found = read_keys(parsing, where, wish, _DEVICE_READERS)
+    given = [key for key in _DEVICE_READERS if wish.get(key) is not None]
+    if not given and wish.keys() - _DEVICE_READERS.keys():
+        return None  # what it was meant to be is named by a key that was refused
+    if len(given) != 1:
         parsing.refuse(
             where,
             f"{where} does not name exactly one thing.",

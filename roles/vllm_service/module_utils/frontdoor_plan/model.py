@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
 
-from .instance import Instance
+from .instance import MODELS_ROOT, Instance
 from .router_settings import Secrets
 
 Task = Literal["generate", "embed", "rerank"]
@@ -104,14 +104,17 @@ class Desired:
     """All that people declared about one box.
 
     `fetched_models` are the model folders that the role model_files puts there; all others are there already,
-    or nowhere. `probes` and `cpu_shares` are what people want tested beyond what the services need.
+    or nowhere. `unread_devices` are names of devices whose declaration is refused already. `probes` and
+    `cpu_shares` are what people want tested beyond what the services need.
     """
 
     instance: Instance
     image: str
     router: RouterSettings
     services: tuple[Service, ...] = ()
+    models_root: str = MODELS_ROOT
     device_names: tuple[DeviceName, ...] = ()
+    unread_devices: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_limit: Decimal = Decimal("0.88")
     host_memory_limit: Decimal = Decimal("0.9")

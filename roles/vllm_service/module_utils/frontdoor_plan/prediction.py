@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from .devices import device_kind, known_devices
 from .evidence import Evidence, Probe
 from .instance import LABEL_DEVICE_KIND
 from .model import Desired, Device, Discovered, Docker, Image, PathFacts, WeightEvidence
-from .rules.gate import needed_devices
+from .rules.gate import PROBE_NAMES, needed_devices
 
 UNKNOWN_IMAGE_ID = "sha256:" + "0" * 64
 """Stands for the id of an image that isn't there yet; never deployed, since nothing is in check mode."""
+
+_PREDICTED = "predicted"
 
 
 def predict(desired: Desired, discovered: Discovered, evidence: Evidence) -> tuple[Discovered, Evidence]:
@@ -44,6 +46,39 @@ def predict(desired: Desired, discovered: Discovered, evidence: Evidence) -> tup
     return box, replace(evidence, weights=weights, probes=_good_probes(desired, box, evidence))
 
 
+def taken_for_granted(desired: Desired, discovered: Discovered, evidence: Evidence) -> tuple[str, ...]:
+    """What `predict` adds to what was found, in words."""
+    box, assumed = predict(desired, discovered, evidence)
+    services = sorted(desired.services, key=lambda service: service.slot)
+    fetched = [each.name for each in services if box.paths.get(each.path) != discovered.paths.get(each.path)]
+    unchecked = [
+        each.name
+        for each in services
+        if each.path in assumed.weights and assumed.weights[each.path].finished_at == _PREDICTED
+    ]
+    return (
+        *(["that Docker answers"] if not discovered.docker.reachable else []),
+        *([f"fetching the models of {', '.join(fetched)}"] if fetched else []),
+        *([f"weights of {', '.join(unchecked)}"] if unchecked else []),
+        *_untested(desired, box, assumed),
+        *(["that the engine image takes the arguments"] if _is_unknown(desired.image, box) else []),
+        *(["that the router takes its settings"] if _is_unknown(desired.router.image, box) else []),
+    )
+
+
+def _untested(desired: Desired, box: Discovered, assumed: Evidence) -> Iterator[str]:
+    for kind, devices in needed_devices(desired, box).items():
+        newest = assumed.newest(kind)
+        if newest is not None and newest.finished_at == _PREDICTED:
+            names = sorted({device.name for device in devices})
+            yield f"{PROBE_NAMES[kind]} of {', '.join(names)}"
+
+
+def _is_unknown(reference: str, box: Discovered) -> bool:
+    image = box.images.get(reference)
+    return image is not None and image.id == UNKNOWN_IMAGE_ID
+
+
 def _good_probes(desired: Desired, box: Discovered, evidence: Evidence) -> dict[str, tuple[Probe, ...]]:
     """Probes that the run would make: those of which nothing current is there."""
     known = known_devices(desired, box, device_kind(desired, box))
@@ -65,7 +100,7 @@ def _good_probe(kind: str, devices: list[Device], box: Discovered) -> Probe:
         kind=kind,
         verdict="not_applicable" if kind == "p2p" else "clean",
         class_=None,
-        finished_at="predicted",
+        finished_at=_PREDICTED,
         boot_id=boot_id if isinstance(boot_id, str) else None,
         details={
             "devices": [{"uuid": device.uuid, "verdict": "clean"} for device in devices],
@@ -98,4 +133,4 @@ def _good_evidence(
         if service.path in box.paths and (service.path not in evidence or evidence[service.path].outdated)
     )
     verdict = desired.weights_required[0]
-    return {path: WeightEvidence(folder=path, verdict=verdict, finished_at="predicted") for path in unchecked}
+    return {path: WeightEvidence(folder=path, verdict=verdict, finished_at=_PREDICTED) for path in unchecked}

@@ -10,9 +10,15 @@ from .prediction import UNKNOWN_IMAGE_ID
 from .rules.memory import gib, plain, share
 from .sizes import claim
 
+_HABITS = ("service", "idle: sleeps", "idle: offloads", "level 2", "aliases")
+_LEVEL_2 = {"auto": "once proven", "always": "always", "never": "never"}
 
-def plan_table(plan: Plan) -> str:
-    """The plan as text: who runs where, with how much, and in which order they start."""
+
+def plan_table(plan: Plan, granted: Sequence[str] = ()) -> str:
+    """The plan as text: who runs where, with how much, and in which order they start.
+
+    `granted` names what was not looked at yet, where a plan is made before it could be.
+    """
     rows = [row for device in plan.devices for row in _device_rows(plan, device)]
     headings = (
         ("device", "cores", "service", "task", "model", "KV cache")
@@ -27,12 +33,33 @@ def plan_table(plan: Plan) -> str:
             f"Engine image {plan.engine_image.reference} ({_short(plan.engine_image.id)}), "
             f"device kind {plan.kind}",
             *_columns([headings, *rows]),
+            *_columns([_HABITS, *(_habits(placement) for placement in plan.placements)]),
+            _front_door(plan),
             f"Start order: {order}",
             _host_line(plan),
             *_paths(plan),
             *(f"Warning: {warning}" for warning in plan.warnings),
+            *([f"Taken for granted, and shown by ./box site: {'; '.join(granted)}"] if granted else []),
         ]
     )
+
+
+def _habits(placement: Placement) -> tuple[str, ...]:
+    """When a service sleeps by itself, how deeply, and what else clients may call it."""
+    service = placement.service
+    minutes = (placement.idle_sleep_minutes, placement.idle_offload_minutes)
+    return (
+        service.name,
+        *("never, pinned" if service.pin else f"after {each} min" if each else "never" for each in minutes),
+        _LEVEL_2[service.allow_level_2],
+        ", ".join(service.aliases),
+    )
+
+
+def _front_door(plan: Plan) -> str:
+    secrets = plan.router.secrets
+    keys = "off" if secrets.api_keys is None else f"on ({len(secrets.api_keys)})"
+    return f"For clients: API keys {keys}, TLS {'on' if secrets.has_tls else 'off'}"
 
 
 def _host_line(plan: Plan) -> str:

@@ -21,6 +21,7 @@ _NUMBER_OF_A_KIND = re.compile(r"([0-9]{1,15}(?:[.,][0-9]{1,15})?)\s*(%|[GgTt]i?
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SHOWN_CHARACTERS = 60
+_SURELY_PERCENT = 10  # a bare number below it may as well be a share that was taken for more than all
 
 
 class WrongValueError(ValueError):
@@ -109,7 +110,7 @@ def _meant(value: Any, in_hundredths: bool) -> Decimal | None:
     if match is None or (match[2] and in_hundredths != (match[2] == "%")):
         return None
     number = Decimal(match[1].replace(",", "."))
-    hundredths = in_hundredths and (match[2] == "%" or number > 1)
+    hundredths = in_hundredths and (match[2] == "%" or number >= _SURELY_PERCENT)
     return (number / 100).normalize() if hundredths else number
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from ..devices import device_kind, devices_of, gpu_of, known_devices
 from ..instance import LABEL_DEVICE_KIND
 from ..model import Desired, DeviceName, Discovered, Refusal, Service
+from ..spelling import nearest
 
 _GPU_NAME = re.compile(r"gpu([0-9]+)")
 
@@ -96,7 +96,7 @@ def _of_service(service: Service, desired: Desired, discovered: Discovered) -> I
     kind = device_kind(desired, discovered)
     known = known_devices(desired, discovered, kind)
     of_any_kind = known_devices(desired, discovered)
-    declared = {name.name for name in desired.device_names}
+    declared = {name.name for name in desired.device_names} | desired.unread_devices
     for name in service.devices:
         if name in known:
             continue
@@ -127,10 +127,10 @@ def _of_service(service: Service, desired: Desired, discovered: Discovered) -> I
 
 
 def _absent(service: Service, name: str, known: list[str], discovered: Discovered) -> Refusal:
-    near = difflib.get_close_matches(name, known, n=1)
+    near = _meant(name, known)
     listed = [device for device in known if not device.startswith("GPU-")]
     if listed:
-        remedy = f"Did you mean {near[0]}?" if near else f"Name one of: {', '.join(listed)}."
+        remedy = f"Did you mean {near}?" if near else f"Name one of: {', '.join(listed)}."
     elif _GPU_NAME.fullmatch(name):
         remedy = "See that nvidia-smi -L lists the GPU on the box (driver loaded? GPU fallen off the bus?)."
     else:
@@ -141,6 +141,14 @@ def _absent(service: Service, name: str, known: list[str], discovered: Discovere
         why=f"{_inventory(discovered)} Known names: {', '.join(listed) or 'none'}.",
         remedy=remedy,
     )
+
+
+def _meant(name: str, known: list[str]) -> str | None:
+    """The device that a slip of the pen may stand for; with another number it would be another GPU."""
+    same = next((device for device in known if device.lower() == name.lower()), None)
+    gpus = {device: match[1] for device in known if (match := _GPU_NAME.fullmatch(device))}
+    number = "".join(character for character in name if character.isdigit())
+    return same or nearest(name, [device for device in known if gpus.get(device, number) == number])
 
 
 def _exclusive(desired: Desired, discovered: Discovered) -> Iterator[Refusal]:

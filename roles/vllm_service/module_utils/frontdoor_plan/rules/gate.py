@@ -18,7 +18,7 @@ from ..sizes import parts_of
 
 _SITE = "./box site -i INVENTORY"
 _DIAGNOSE = "./box diagnose -i INVENTORY"
-_NAMES = {"integrity": "integrity test", "control": "control arm", "p2p": "p2p_check"}
+PROBE_NAMES = {"integrity": "integrity test", "control": "control arm", "p2p": "p2p_check"}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _of_need(need: _Need, discovered: Discovered, evidence: Evidence) -> Iterato
     if damaged is not None:
         yield Refusal(
             where=need.where,
-            what=f"The newest evidence of the {_NAMES[need.kind]} can't be read: {damaged.path}.",
+            what=f"The newest evidence of the {PROBE_NAMES[need.kind]} can't be read: {damaged.path}.",
             why=f"It {damaged.why}; whatever it said of {need.names} is not known, and older evidence may "
             "contradict it.",
             remedy=f"Remove it (rm {damaged.path}), then run {_command(need.kind)}, which tests anew.",
@@ -162,7 +162,7 @@ def _missing(need: _Need) -> Refusal:
     }
     return Refusal(
         where=need.where,
-        what=f"There is no evidence of the {_NAMES[need.kind]} of {need.names}.",
+        what=f"There is no evidence of the {PROBE_NAMES[need.kind]} of {need.names}.",
         why=why[need.kind],
         remedy=f"Run {_SITE} without --tags, --skip-tags and --start-at-task: it tests what is missing "
         f"before it plans. Or run {_command(need.kind)}.",
@@ -181,7 +181,7 @@ def _stale(need: _Need, newest: Probe) -> Iterator[Refusal]:
         if found:
             yield Refusal(
                 where=need.where,
-                what=f"The evidence of the {_NAMES[need.kind]} of {need.names} {what} "
+                what=f"The evidence of the {PROBE_NAMES[need.kind]} of {need.names} {what} "
                 f"({newest.finished_at}).",
                 why=f"{'; '.join(found[:5])}. What a device or a path may be trusted with can change.",
                 remedy=f"Run {_SITE} as a whole, which tests anew before it plans, or {_command(need.kind)}.",
@@ -194,7 +194,7 @@ def _suspect(need: _Need, newest: Probe, discovered: Discovered, evidence: Evide
     if found:
         yield Refusal(
             where=need.where,
-            what=f"The evidence of the {_NAMES[need.kind]} of {need.names} is suspect "
+            what=f"The evidence of the {PROBE_NAMES[need.kind]} of {need.names} is suspect "
             f"({newest.finished_at}).",
             why=f"Something happened to it since: {'; '.join(found[:5])}",
             remedy=f"Run {_SITE} as a whole, which tests anew before it plans, or {_command(need.kind)}.",

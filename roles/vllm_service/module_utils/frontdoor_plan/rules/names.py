@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..instance import LAST_SLOT_WITH_DEBUG_PORT
+from ..instance import LAST_SLOT_WITH_DEBUG_PORT, MODELS_ROOT
 from ..model import Desired, Refusal, Service
 
 RESERVED_NAMES = {
@@ -23,7 +23,8 @@ def check(desired: Desired) -> list[Refusal]:
         *_ambiguous_names(desired),
         *_shared_slots(desired),
         *_debug_slots(desired),
-        *(refusal for service in desired.services for refusal in _path(service)),
+        *_models_root(desired),
+        *(refusal for service in desired.services for refusal in _path(service, desired)),
         *_model_names(desired),
     ]
 
@@ -90,8 +91,18 @@ def _debug_slots(desired: Desired) -> Iterator[Refusal]:
             )
 
 
-def _path(service: Service) -> Iterator[Refusal]:
-    where = f"{service.where}.path"
+def _models_root(desired: Desired) -> Iterator[Refusal]:
+    """What is wrong with the folder of all models is told there, and not for each service."""
+    root = desired.models_root
+    if any(service.path.startswith(f"{root}/") for service in desired.services):
+        yield from _folder("vllm_service_models_root", "models' root", root)
+
+
+def _path(service: Service, desired: Desired) -> Iterator[Refusal]:
+    in_root = service.path.startswith(f"{desired.models_root}/")
+    if in_root and any(_folder("", "", desired.models_root)):
+        return
+    where = f"{service.where}.{'model' if service.path.endswith('/' + service.model) else 'path'}"
     parts = service.path.split("/")
     if not service.path.startswith("/") or ".." in parts or "." in parts or "" in parts[1:]:
         yield Refusal(
@@ -100,22 +111,31 @@ def _path(service: Service) -> Iterator[Refusal]:
             why="It is mounted into a container, so it has to name one folder of the box without detours.",
             remedy="Write the folder's name below the models' root, or an absolute path, without . .. or //.",
         )
-    elif len(parts) < 3 or any(
-        service.path == folder or service.path.startswith(f"{folder}/") for folder in _SYSTEM_FOLDERS
-    ):
+    elif len(parts) < 3:
+        yield _of_the_system(where, "model folder", service.path)
+    else:
+        yield from _folder(where, "model folder", service.path)
+
+
+def _folder(where: str, kind: str, path: str) -> Iterator[Refusal]:
+    if any(path == folder or path.startswith(f"{folder}/") for folder in _SYSTEM_FOLDERS):
+        yield _of_the_system(where, kind, path)
+    if any(character in path for character in ":\\"):
         yield Refusal(
             where=where,
-            what=f"The model folder {service.path} belongs to the system.",
-            why="Mounting it would hand parts of the box to the engine, and no model lies there.",
-            remedy="Put the model into a folder of its own, such as /var/lib/vllm-frontdoor/models/NAME.",
-        )
-    if any(character in service.path for character in ":\\"):
-        yield Refusal(
-            where=where,
-            what=f"The model folder {service.path} holds a colon or a backslash.",
+            what=f"The {kind} {path} holds a colon or a backslash.",
             why="Tools that mount folders read these as separators.",
             remedy="Rename the folder.",
         )
+
+
+def _of_the_system(where: str, kind: str, path: str) -> Refusal:
+    return Refusal(
+        where=where,
+        what=f"The {kind} {path} belongs to the system.",
+        why="Mounting it would hand parts of the box to the engine, and no model lies there.",
+        remedy=f"Put models into a folder of their own, such as {MODELS_ROOT}.",
+    )
 
 
 def _model_names(desired: Desired) -> Iterator[Refusal]:
