@@ -209,7 +209,7 @@ def test_a_chat_without_the_right_key_says_where_it_is_put(frontdoor: Frontdoor,
             told = frontdoor.fail("chat", "text", "Hello?", VLLMCTL_API_KEY="wrong")
             assert told.startswith("vllmctl: Incorrect API key provided. The router") and advice in told
             answer = frontdoor.run("chat", "text", "Capital of France?", VLLMCTL_API_KEY="right")
-            assert answer.out == "The capital of France is Paris.\n"
+            assert answer.out.startswith("The capital of France is Paris.")
             assert "API key" not in frontdoor.fail("chat", "nosuch", "Hello?")
     finally:
         router.kill()
