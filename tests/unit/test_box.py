@@ -147,9 +147,18 @@ def test_several_inventories_are_one(copy: Copy, tmp_path: Path) -> None:
     assert run.stdout.startswith("ran ")
 
 
-def test_what_cannot_be_read_is_left_to_ansible(copy: Copy, tmp_path: Path) -> None:
+def test_what_only_a_password_opens_is_left_to_ansible(copy: Copy, tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
-    assert copy.run("site", "-i", str(tmp_path / "hosts.yml")).stdout.startswith("ran ")
+    for inventory in (tmp_path / "hosts.yml", tmp_path):
+        assert copy.run("site", "-i", str(inventory)).stdout.startswith("ran ")
+
+
+def test_what_is_no_inventory_at_all_is_refused(copy: Copy, tmp_path: Path) -> None:
+    """Ansible would only warn."""
+    (tmp_path / "hosts").write_text("{ nothing\n")
+    run = copy.run("site", "-i", str(tmp_path / "hosts"))
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "no machine in the group 'frontdoor'" in run.stderr
 
 
 @pytest.mark.parametrize("words", [["rehearse", "--help"], ["site", "-h"], ["pull", "--help"]], ids=" ".join)
